@@ -162,8 +162,8 @@ def check_strings(name: str, value: str | Iterable[str], most: int, chars: int) 
 
 
 def check_messages(name: str, messages: Sequence[object]) -> None:
-    """Refuse more than `MAX_MESSAGES` chat messages, or parts of their contents, before anybody
-    looks at each."""
+    """Refuse more than `MAX_MESSAGES` chat messages, or parts of their contents, before any of them
+    is read."""
     _check_count(name, messages, MAX_MESSAGES)
     contents = (each.get("content") for each in messages if isinstance(each, Mapping))
     parts = sum(len(each) for each in contents if isinstance(each, list | tuple))
@@ -172,7 +172,7 @@ def check_messages(name: str, messages: Sequence[object]) -> None:
 
 
 def check_text_messages(name: str, value: Sequence[object]) -> tuple[Mapping[str, str], ...]:
-    """Chat messages of nothing but texts, so that they stay frozen and hashable."""
+    """Chat messages of texts alone, so that they stay frozen and hashable."""
     check_messages(name, value)
     kept = []
     for at, each in enumerate(value):

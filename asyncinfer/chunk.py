@@ -158,7 +158,7 @@ class Choice:
     #: Of a beam search: the sum of the tokens' logprobs over their number to the power of the
     #: length penalty. Of `best_of`: the mean logprob of a token. None for any other answer.
     score: float | None = None
-    #: Makes an object of `text`, if the request asked for JSON.
+    #: Parses `text` to an object, if the request asked for JSON.
     reader: AnswerReader | None = field(default=None, repr=False, compare=False)
     #: The model's reasoning before it answered a chat, which `text` leaves out.
     reasoning: str = ""

@@ -70,21 +70,21 @@ class EngineConfig:
     #: What computes on a GPU. "auto": Triton's kernels, if a trial on the device finds them right
     #: when the engine opens, else torch's operators, with a warning. "triton" refuses to open then.
     kernels: Kernels = "auto"
-    #: What attends on a GPU. "auto": the same kernels. "flashinfer": FlashInfer's, in steps that
-    #: are not recorded and layers without sinks, if a trial finds them right, else "auto", with a
-    #: warning. It needs plain `kv` in 16 bits and `pip install "asyncinfer[flashinfer]"`.
+    #: Attention on a GPU. "auto": by `kernels`. "flashinfer": FlashInfer's, in steps that are not
+    #: recorded and layers without sinks, if a trial finds them right, else "auto", with a warning.
+    #: It needs plain `kv` in 16 bits and `pip install "asyncinfer[flashinfer]"`.
     attention: Attention = "auto"
     #: How Triton's kernels are tried. "cached": once for each device, driver, compiler and shapes,
-    #: in a process of its own. "process": so, at each open. "inline": in this process, at each
-    #: open, where a kernel that crashes takes the program with it. "off": they are not.
+    #: in a child process. "process": the same at each open. "inline": in this process at each open,
+    #: where a crashing kernel takes the program with it. "off": not at all.
     kernel_trial: KernelTrial = "cached"
-    #: Where Triton's kernels have tiles from: what was measured on the device before ("cached"), or
-    #: is when it opens where nothing was ("measured"), or counts of bytes ("off").
+    #: Where Triton's kernels get their tiles: from a measurement kept for the device ("cached"), or
+    #: made at open if there is none ("measured"), or from counts of bytes ("off").
     kernel_tuning: KernelTuning = "cached"
     #: Whether a GPU computes steps of every size at open: no kernel compiles while a stream waits.
     warm_up: bool = True
-    #: Threads that a step's operators take on a CPU at most; None takes torch's own number, or a
-    #: container's quota. They are fewer while other programs keep cores busy.
+    #: The most threads that a step's operators use on a CPU; None takes torch's own number, or a
+    #: container's quota. They use fewer while other programs keep cores busy.
     cpu_threads: int | None = None
     #: Hub ids only: a branch, tag or commit.
     revision: str | None = None
@@ -94,8 +94,8 @@ class EngineConfig:
 
     #: Tokens per KV block.
     block_size: int = 16
-    #: Of a model whose layers keep a state: the state after every so many blocks is kept for prefix
-    #: hits. More blocks take less memory, and hits go back further.
+    #: For models whose layers keep a state: how many blocks apart states are kept for prefix hits.
+    #: A larger interval saves memory, and hits reach less far.
     state_interval: int = 1
     #: Bytes for the KV cache; None takes `kv_fraction` of the device's free memory. A CPU takes up
     #: to a quarter more, for contiguous copies of the pages of decoding requests.
@@ -108,14 +108,14 @@ class EngineConfig:
     max_running: int = 256
     #: Requests held at most, running ones included; the next one is `Overloaded`.
     max_requests: int = 4096
-    #: Bytes of host memory that the requests hold at most: prompts, and what their streams may
-    #: hold unread. A request for which there is no room is `Overloaded`.
+    #: The most bytes of host memory that all requests hold: prompts, and what streams may hold
+    #: unread. A request beyond it is `Overloaded`.
     max_held_bytes: int = 1 << 30
-    #: Query tokens per step at most.
+    #: The most query tokens per step.
     max_step_tokens: int = 2048
-    #: Seconds that a step should take while answers wait for it: prompts are computed in chunks
-    #: that fit, by the speed of the steps before. None: 0.1 on a CPU, inf on a GPU; inf: no bound
-    #: but `max_step_tokens`.
+    #: The target seconds of a step that answers wait for: prompts are computed in chunks that fit,
+    #: by the speed of earlier steps. None: 0.1 on a CPU, inf on a GPU; inf: no bound but
+    #: `max_step_tokens`.
     step_target: float | None = None
     #: LoRA adapters loaded at once at most; 0 takes none.
     max_adapters: int = 16
@@ -128,8 +128,8 @@ class EngineConfig:
     #: Eviction policy of the prefix cache: a name, a name with arguments (`("ttl", {"seconds":
     #: 60})`) or an object.
     cache_policy: Chosen[EvictionPolicy] = "lru"
-    #: Secret of the keys that name prefixes, 16 to 64 bytes; None draws one. Engines with the same
-    #: one name equal prefixes alike, by which a router knows what each of them holds.
+    #: The secret of the keys that name prefixes, 16 to 64 bytes; None draws one. Engines with one
+    #: secret give equal prefixes equal keys, by which a router knows what each of them holds.
     prefix_secret: bytes | None = field(default=None, repr=False)
     #: Share of the KV blocks that open conversations may pin, so that the prefix cache gives up all
     #: others before; 0 pins none.
@@ -146,10 +146,10 @@ class EngineConfig:
     #: further tokens, which some checkpoints have. A folder or hub id may be that of an EAGLE-3
     #: head for the model, too.
     draft: Any = None
-    #: Steps in flight at once. None: one on a CPU; on a GPU two, up to four where they are short.
+    #: Steps in flight at once. None: one on a CPU; on a GPU two, and up to four if they are short.
     overlap: int | None = None
-    #: When steps are recorded as CUDA graphs: as each size comes up, all when the engine opens, or
-    #: never. A CPU has none.
+    #: When steps are recorded as CUDA graphs: when a size first occurs, all at open, or never. A
+    #: CPU records none.
     cuda_graphs: Graphs = "lazy"
     #: Whether the same request gives the same tokens and logprobs to the last bit, whatever else is
     #: computed with it and however its prompt is cut into chunks. Slower, and without CUDA graphs.

@@ -40,7 +40,7 @@ class AsyncInferError(Exception):
     """The root of all errors of this package."""
 
 
-#: Characters of a field's place.
+#: The most characters of a field's place.
 _MOST_PLACE = 256
 
 
@@ -56,7 +56,7 @@ class _Refusal(AsyncInferError, ValueError):
     """`field`, `value` and `bound` say what was wrong; the message carries all three."""
 
     def __init__(self, field: str, value: object, bound: str) -> None:
-        # A place has names that the caller has chosen, of any length.
+        # A place contains names of the caller's choice, of any length.
         self.field = field if len(field) <= _MOST_PLACE else f"{field[: _MOST_PLACE - 3]}..."
         self.value = value
         self.bound = bound
@@ -139,8 +139,8 @@ def short_repr(value: object, limit: int = 80) -> str:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Put a note in the place of each traceback: a consumer may keep the error, and frames would
-    keep the step and all in it. The note says where the error was raised."""
+    """Replace each traceback by a note that says where the error was raised: a consumer may keep
+    the error, and frames would keep the step and all in it."""
     chain = [error]
     for each in chain:
         raised = each.__traceback__
@@ -149,7 +149,7 @@ def drop_frames(error: BaseException) -> None:
         if raised is not None:
             code = raised.tb_frame.f_code
             note = f"raised by {code.co_name}, {code.co_filename}:{raised.tb_lineno}"
-            # A plugin may raise the same object again and again.
+            # A plugin may raise one object several times.
             if note not in getattr(each, "__notes__", ()):
                 each.add_note(note)
         BaseException.with_traceback(each, None)

@@ -57,7 +57,7 @@ class SamplingParams:
     draw.
     """
 
-    #: Most tokens to generate; None goes on to the end of the context, 0 computes the prompt alone.
+    #: Most tokens to generate; None: up to the end of the context, 0: the prompt is computed alone.
     max_tokens: int | None = None
     #: No stop token or stop string ends the answer before this many tokens. A stop string that
     #: begins before and is complete only after them does end it.
@@ -109,8 +109,8 @@ class SamplingParams:
     #: Classifier-free guidance (Sanchez et al., 2023): logits become `free + scale * (given -
     #: free)`, of the logprobs after the prompt and those after `negative_prompt`. 1 is off.
     guidance_scale: float = 1.0
-    #: What the answer is guided away from: text, token ids, or chat messages, which the template
-    #: renders as those of the prompt; None takes the prompt's last token.
+    #: What the answer is guided away from: text, token ids, or chat messages, which are rendered
+    #: like those of the prompt; None takes the prompt's last token.
     negative_prompt: str | tuple[int, ...] | tuple[Mapping[str, str], ...] | None = None
     #: Only these tokens may be drawn.
     allowed_token_ids: tuple[int, ...] | None = None

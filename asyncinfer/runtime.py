@@ -3,8 +3,8 @@
 A thread of the engine runs a `Worker`, turn by turn. Only the loop around the turns blocks, so a
 simulation can run the turns itself, on one thread and with a clock of its own.
 
-What takes long without turns, such as a download or the layers of a long prompt, asks `go_on`
-between its parts, and so ends soon after whoever wanted it has gone (`stoppable`).
+Long work without turns, such as a download or the layers of a long prompt, calls `go_on` between
+its parts, and so ends soon after nobody wants it any more (`stoppable`).
 """
 
 from __future__ import annotations

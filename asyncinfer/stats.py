@@ -18,7 +18,7 @@ class LoadProgress:
     bytes_total: int
     #: The tensor that the last bytes belong to; empty before the first.
     tensor: str = ""
-    #: A GPU's kernels that are compiled, and those known to be needed so far.
+    #: A GPU's kernels compiled so far, and those known to be needed so far.
     kernels_done: int = 0
     kernels_total: int = 0
 
@@ -51,11 +51,11 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A fast part that an engine goes on without: its answers are right, and slower."""
+    """A fast part that an engine does without: its answers are right, but slower."""
 
-    #: "kernels": torch's operators run in place of Triton's. "products": they multiply quantised
-    #: matrices, on a CPU. "graphs": only what was recorded before is launched whole. "attention":
-    #: our own kernels attend in place of FlashInfer's.
+    #: "kernels": torch's operators replace Triton's. "products": torch's operators multiply
+    #: quantised matrices on a CPU. "graphs": only steps recorded before are replayed. "attention":
+    #: our own kernels replace FlashInfer's.
     part: Literal["kernels", "graphs", "products", "attention"]
     reason: str
 

@@ -139,7 +139,7 @@ class AnswerReader(NamedTuple):
     after: str
 
     def whole(self, text: str) -> Any:
-        """The object of an answer; None where its JSON has no end."""
+        """The object of a complete answer; None if its JSON was cut short."""
         text, adapter = self._json(text), self.schema
         try:
             plain = json.loads(text)

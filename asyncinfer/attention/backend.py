@@ -39,9 +39,9 @@ class Attend(Protocol):
 
 
 def begin_attention(kv: KVCache, batch: DeviceBatch, scale: float) -> Attend:
-    """Attention over `kv` for the rows of `batch`: the Triton kernels where they run, or those of
-    FlashInfer where the cache has them, and torch's own operators elsewhere. `scale` multiplies the
-    scores. A `DeviceBatch` has decode rows only."""
+    """Attention over `kv` for the rows of `batch`: by Triton kernels where they run, by
+    FlashInfer's where the cache has them, and by torch's operators elsewhere. `scale` multiplies
+    the scores. A `DeviceBatch` has decode rows alone."""
     if reads_pages(kv):
         if kv.flashinfer is not None and isinstance(batch, AttentionBatch):
             return FlashInferAttention(kv, batch, scale, kv.flashinfer)

@@ -1,8 +1,8 @@
-"""Chunked attention (Llama 4, 2025): positions are cut into chunks of one length, and a token sees
-the tokens before it in its own chunk.
+"""Chunked attention (Llama 4, 2025): positions are cut into chunks of one length, and a token
+attends to the tokens before it in its own chunk.
 
-That is plain causal attention over a sequence that begins with the chunk. So the rows of a batch
-are cut where a chunk begins, and any attention takes them.
+That is causal attention over a sequence that begins with the chunk. So rows are cut where a chunk
+begins, and any attention backend can compute them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["in_chunks"]
 
 
 def in_chunks(batch: DeviceBatch, chunk: int, *, alone: bool) -> DeviceBatch:
-    """`batch` with its rows cut into those of chunks. Query tokens stay where they lie.
+    """`batch` with its rows cut at chunks. Query tokens stay where they are.
 
     Args:
         chunk: tokens of a chunk, a multiple of `block_size`.
-        alone: no layer of the cache has the rows uncut. Copies of decode rows that attention keeps
-            between passes are then those of chunks; else there are none.
+        alone: whether all layers of the cache are chunked. Only then attention keeps copies of
+            decode rows between passes, which are those of chunks.
     """
     if isinstance(batch, AttentionBatch):
         return _cut(batch, chunk, alone)
@@ -32,7 +32,7 @@ def in_chunks(batch: DeviceBatch, chunk: int, *, alone: bool) -> DeviceBatch:
     return replace(
         batch,
         block_tables=_tables(batch.block_tables, begin // size, chunk // size),
-        # A padding row has a length of 0, and begins at 0.
+        # A padding row has length 0, and begins at 0.
         seq_lens=batch.seq_lens - begin,
     )
 
@@ -77,8 +77,8 @@ def _cut(batch: AttentionBatch, chunk: int, alone: bool) -> AttentionBatch:
 
 
 def _tables(tables: torch.Tensor, firsts: torch.Tensor, width: int) -> torch.Tensor:
-    """Of each row of `tables` at most `width` blocks from that at `firsts` `[rows]` on."""
+    """At most `width` blocks of each row of `tables`, from the block at `firsts` `[rows]` on."""
     last = tables.shape[1] - 1
     at = firsts.long()[:, None] + torch.arange(min(width, last + 1), device=tables.device)
-    # What is repeated lies behind the row's last block.
+    # Repeated entries lie behind the row's last block, where nothing is read.
     return tables.gather(1, at.clamp(max=last))

@@ -1,8 +1,8 @@
 """Contiguous copies of the keys and values of rows, kept from step to step.
 
-torch attends to contiguous tensors, and pages are scattered. Gathering the pages of a decode row
-takes about as long as attending to them, and so it does for a short chunk of a long prompt. So the
-gathered copy is kept, and each step adds the new tokens of each row to it.
+torch attends to contiguous tensors, and pages are scattered. Gathering the pages of a decode row,
+or of a short chunk of a long prompt, takes about as long as attending to them. The copy is
+therefore kept, and each step adds the new tokens of each row to it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 __all__ = ["ContiguousKV", "ContiguousKVPool"]
 
-#: Spare capacity of a copy: this share of its tokens, and this many. A full copy is gathered anew.
+#: Spare capacity of a copy: this share of its tokens, plus this many. A full one is gathered again.
 _SPARE, _SPARE_TOKENS = 1 / 8, 32
-#: The share for a prompt, which grows by a chunk in each step.
+#: The share for a prompt, which grows by a chunk per step.
 _GROWING_SPARE = 1 / 2
 
 
@@ -101,7 +101,7 @@ class ContiguousKVPool:
         self._most = most
         self._token = token
         self._dtype = dtype
-        #: Those of the last pass that asked. The others have no copies.
+        #: The groups of the last pass that asked; others have no copies.
         self.groups: set[tuple[int, ...]] = set()
         self._copies: dict[tuple[int, ...], ContiguousKV] = {}
         #: The largest memory of a dropped copy, kept for the next one: memory that went back to the
@@ -116,8 +116,8 @@ class ContiguousKVPool:
         *,
         growing: int = 0,
     ) -> list[ContiguousKV | None]:
-        """The copy of each group of sequences, at most `lengths` tokens long; None without one.
-        The copies of all other groups are dropped. Where not all find room, the first ones do.
+        """The copy of each group of sequences, at most `lengths` tokens long; None without a copy.
+        Copies of all other groups are dropped. If not all fit, the first groups have copies.
 
         Args:
             size: tokens of a page; every capacity is a multiple of it.
@@ -146,8 +146,8 @@ class ContiguousKVPool:
         return [kept.get(group) for group in groups]
 
     def _memory(self, elements: int, others: Sequence[tuple[int, ...]]) -> torch.Tensor | None:
-        """Memory of at least `elements` elements; None if the bound does not allow it, even where
-        the `others` give theirs up."""
+        """Memory of at least `elements` elements; None if the bound does not allow it even without
+        the `others`."""
         spare, self._spare = self._spare, None
         if spare is not None and elements <= len(spare):
             return spare

@@ -27,18 +27,18 @@ _PADDED_QUERIES = 8
 
 #: A group is closed when its rows' padding passes this share of their tokens ...
 _PADDING = 0.25
-#: ... and this many tokens: about what gathering costs, against the calls of one more group.
+#: ... plus this many tokens: gathering them costs about as much as the calls of another group.
 _PADDED_TOKENS = 128
-#: Scores of a row and a KV head from which on oneDNN's products take less time than torch's
-#: attention; with fewer, their calls cost more than they gain.
+#: With so many scores of a row and KV head, oneDNN's products take less time than torch's
+#: attention; with fewer, their calls cost more than they save.
 _MANY_SCORES = 1 << 16
 #: Bytes of one gather: attention should still find it in the processor's cache.
 _GATHER_BYTES = 4 << 20
 
 
 class RowsKV:
-    """The keys and values of some rows of a batch, contiguous: gathered for each layer, or from a
-    copy that outlives the step. Pages are gathered into a copy only when it lacks tokens."""
+    """The contiguous keys and values of some rows of a batch: gathered for each layer, or a copy
+    that outlives the step, for which pages are gathered only when it lacks tokens."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class RowsKV:
 
 
 class DecodeGroup:
-    """Rows of similar length with few query tokens each: padded to the longest, and to the one with
-    most query tokens, which the others have by repeating their last one."""
+    """Rows of similar length with few query tokens each. They are padded to the longest row, and to
+    the most query tokens by repeating a row's last one."""
 
     def __init__(self, kv: RowsKV, scale: float) -> None:
         self.kv: Final = kv
@@ -122,7 +122,7 @@ class DecodeGroup:
         `[tokens, heads * head_dim]`. `buffer` takes `kv.buffered` elements."""
         pages = self.kv(layer, new, buffer)
         k, v = pages[0, :, :, : self._length], pages[-1, :, :, : self._length]
-        # Query heads that share a KV head are passed as query tokens, so that no KV is repeated.
+        # Query heads that share a KV head are passed as query tokens, so that KV is not repeated.
         rows, kv_heads, _, head_dim = k.shape
         if self.kv.queries == 1:
             grouped = q.view(rows, kv_heads, -1, head_dim)
@@ -139,19 +139,19 @@ class DecodeGroup:
         return out.view(apart.shape).transpose(1, 2).reshape(q.shape[0], -1)
 
     def _by_products(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attention of `q` `[rows, queries, kv_heads, group, head_dim]`, row after row."""
+        """Attention of `q` `[rows, queries, kv_heads, group, head_dim]`, one row at a time."""
         out = torch.empty_like(q)
         bounds = zip(self.kv.starts, self.kv.counts, strict=True)
         for row, (start, count) in enumerate(bounds):
             queries = q[row, :count].flatten(1, 2)
             attend_by_products(queries, k[row], v[row], start, self._scale, out[row, :count])
-            # Padding is the row's last query.
+            # Padding repeats the row's last query.
             out[row, count:] = out[row, count - 1]
         return out
 
     @property
     def in_order(self) -> bool:
-        """Whether the batch's first tokens are the group's, row after row without padding."""
+        """Whether the group's tokens are the first of the batch, row after row without padding."""
         return min(self.kv.counts) == self.kv.queries and self.kv.rows == list(
             range(len(self.kv.rows))
         )
@@ -167,7 +167,7 @@ class DecodeGroup:
 
     @cached_property
     def _mask(self) -> torch.Tensor | None:
-        """What is added to scores, `[rows, 1, queries, keys]`; None: every query sees all keys."""
+        """The mask added to scores, `[rows, 1, queries, keys]`; None: each query sees all keys."""
         if self.kv.queries == 1 and min(self.kv.ends) == self._length:
             return None
         positions = self.kv.positions[:, :, None]
@@ -208,7 +208,7 @@ def find_copies(
 
 
 def group_rows(batch: AttentionBatch, rows: Sequence[int]) -> list[list[int]]:
-    """These rows of `batch`, which have few query tokens each, cut where padding grows large."""
+    """These rows of `batch`, with few query tokens each, in groups whose padding stays small."""
     return [group for part in _by_queries(batch, rows) for group in _cut(batch, part)]
 
 
@@ -219,7 +219,7 @@ def decode_groups(
     groups: Sequence[list[int]],
     copies: Sequence[ContiguousKV | None],
 ) -> list[DecodeGroup]:
-    """`groups` of rows and their copies. One without a copy is cut where a gather grows large."""
+    """`groups` of rows with their copies. Groups without one are cut where gathers grow large."""
     parts, _, kv_heads = kv.storage.shape[1:4]
     most = _GATHER_BYTES // (parts * kv_heads * kv.head_dim * kv.dtype.itemsize)
     made = []

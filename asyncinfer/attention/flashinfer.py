@@ -1,4 +1,4 @@
-"""Attention by FlashInfer over the pages of a cache, for rows whose lengths the host knows."""
+"""Attention with FlashInfer over the pages of a cache, for rows whose lengths the host knows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["FlashInferAttention", "use_flashinfer"]
 
 
 def use_flashinfer(caches: Iterable[object]) -> None:
-    """Have FlashInfer attend over those of `caches` that are pages of keys and values. Raises
-    `KernelError` where it cannot be imported."""
+    """Have FlashInfer attend over those of `caches` that hold keys and values. Raises `KernelError`
+    where FlashInfer cannot be imported."""
     workspace = None
     for kv in caches:
         if isinstance(kv, KVCache):
@@ -27,8 +27,8 @@ def use_flashinfer(caches: Iterable[object]) -> None:
 
 
 class FlashInferAttention(PagedAttention):
-    """As `PagedAttention`, which writes keys and values and takes the layers that have sinks; those
-    without are FlashInfer's. It plans once for all layers of a kind."""
+    """`PagedAttention` whose layers without sinks are computed by FlashInfer. Plans once for all
+    layers of a kind."""
 
     def __init__(
         self, kv: KVCache, batch: AttentionBatch, scale: float, flashinfer: FlashInfer
@@ -36,7 +36,7 @@ class FlashInferAttention(PagedAttention):
         super().__init__(kv, batch, scale)
         self._flashinfer = flashinfer
         self._rows = batch
-        #: By window and soft cap.
+        #: Plans, by window and soft cap.
         self._plans: dict[tuple[int | None, float | None], Any] = {}
 
     def _attend(

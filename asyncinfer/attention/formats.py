@@ -20,7 +20,7 @@ class KVFormat(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether one tensor holds the values as they are, so that nothing is encoded."""
+        """Whether one tensor holds the values unchanged."""
 
     def tensors(self, head_dim: int, dtype: torch.dtype) -> Sequence[tuple[int, torch.dtype]]:
         """Width and dtype of each tensor, for a model of `dtype`: the numbers first, then

@@ -99,22 +99,22 @@ class GatheredAttention:
         return out
 
     def _leave_native(self) -> None:
-        """Have torch attend from now on, in all layers: with the rows, too, that native code took
-        in earlier ones, whose groups are made without them."""
+        """Let torch attend from now on, in all layers: also for the rows that native code computed
+        in earlier layers, whose groups are created without these."""
         self._native = None
         for name in ("_few", "_grouped", "_copies", "groups", "_prefill", "_whole"):
             self.__dict__.pop(name, None)
 
     def _drop_copies(self) -> None:
         if self._kv.contiguous.groups:
-            # The rows' copies would lack what this pass writes.
+            # Native code writes to pages alone, so copies of the rows would lack this pass' tokens.
             find_copies(self._kv, self._batch, [], [])
 
-    # Made when first used: where every layer has a variant, none of them is needed.
+    # Created on first use, since layers that all have a variant need none of them.
 
     @cached_property
     def _few(self) -> list[int]:
-        """The rows of few query tokens that native code does not take."""
+        """Rows with few query tokens that native code does not compute."""
         native = frozenset(self._native.rows) if self._native else frozenset()
         return [row for row in few_rows(self._batch) if row not in native]
 
@@ -189,10 +189,10 @@ def _slot_index(kv: KVCache, batch: AttentionBatch) -> torch.Tensor:
 def _clear_begun_blocks(kv: KVCache, batch: AttentionBatch) -> None:
     """Zero the blocks of which this step writes only the first tokens.
 
-    Dense attention reads a row's last block to its end, and weighs what lies past the row with
-    zero. A NaN that an earlier sequence left there would survive this (0 * NaN). So a block holds
-    only zeros and values of its own sequence, also where native code reads it first: a later step
-    that goes on in it may have more query tokens than native code takes.
+    Dense attention reads a row's last block to its end, and multiplies values past the row by zero.
+    A NaN that an earlier sequence left there would survive this (0 * NaN). So a block holds only
+    zeros and values of its own sequence. Native code needs this, too: a later step in the same
+    block may have more query tokens than native code takes.
     """
     size = batch.block_size
     ends = [start + count for start, count in zip(batch.starts, batch.counts, strict=True)]

@@ -1,8 +1,8 @@
-"""Sparse attention to the tokens that an indexer chooses (DeepSeek-V3.2, 2025), exactly: the
-tokens with the best scores are all found, and no score is rounded.
+"""Sparse attention to tokens that an indexer chooses (DeepSeek-V3.2, 2025), exactly: all tokens
+with the best scores are found, and no score is rounded.
 
-The cache holds one vector of each token: what attention takes as key and value, and behind it the
-indexer's key. Rows are computed one after another, in torch's own operators.
+The cache holds one vector of each token: attention's key and value, followed by the indexer's key.
+Rows are computed one after another, with torch's operators.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TILE_SCORES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class IndexQueries:
-    """What the indexer of one layer asks for. A token's score is the sum over heads of `weights`
-    times the product of query and key where that is above zero."""
+    """The queries of one layer's indexer. A token's score is the sum over heads of `weights` times
+    the positive part of the product of query and key."""
 
     #: float32 `[tokens, heads, size]`.
     queries: torch.Tensor
@@ -114,7 +114,7 @@ def _unwanted(
     asked: IndexQueries, keys: torch.Tensor, hidden: torch.Tensor, most: int
 ) -> torch.Tensor:
     """bool `[tokens, keys]`: the keys that are not among the `most` best of a token. `hidden` are
-    those that it does not see."""
+    the keys that the token may not see."""
     products = (asked.queries @ keys.float().t()).relu_()
     scores = (asked.weights[:, None] @ products)[:, 0].masked_fill_(hidden, float("-inf"))
     chosen = scores.topk(most, dim=-1).indices

@@ -38,7 +38,7 @@ class KVShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """The `KVShape` of one layer."""
+    """The `KVShape` of a single layer."""
 
     num_kv_heads: int
     head_dim: int
@@ -71,7 +71,7 @@ class KVCache:
         self.storage = tensors[0]
         self.format = format
         self.dtype = dtype or self.storage.dtype
-        #: Attends over these pages where the host knows a pass' lengths; None: our own kernels.
+        #: Attends over these pages if the host knows a pass' lengths; None: our own kernels do.
         self.flashinfer: FlashInfer | None = None
         #: Every tensor of the format, in dtypes that torch can index.
         self.tensors = [_indexable(tensor) for tensor in tensors]
@@ -80,8 +80,8 @@ class KVCache:
         #: Numbers of a vector.
         self.head_dim = head_dim or width
         held_bytes = sum(t.nbytes for t in tensors) if self.storage.device.type == "cpu" else 0
-        #: Copies of rows that attention keeps between passes. A GPU has none: its kernels
-        #: read pages, which take all memory that is left.
+        #: Copies of rows that attention keeps between passes. A GPU has none, since its kernels
+        #: read pages, which take all remaining memory.
         self.contiguous = ContiguousKVPool(
             int(_CONTIGUOUS_SHARE * held_bytes) // self.dtype.itemsize,
             self.num_layers * parts * kv_heads * self.head_dim,

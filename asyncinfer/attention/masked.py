@@ -1,7 +1,7 @@
-"""Attention that a graph can record: no shape depends on a tensor's contents.
+"""Attention that a CUDA graph can record: no shape depends on a tensor's contents.
 
-It reads every block of each token's table, and masks the keys that the token does not see. So it
-costs the whole width of the tables. It is the slow twin of the paged kernels.
+It reads every block of each token's table, and masks the keys that the token may not see, so its
+cost grows with the width of the tables. It is the slow reference of the paged kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PLAIN = AttentionVariant()
 
 
 class MaskedAttention:
-    """Attention of one forward pass, of which every token belongs to a row."""
+    """Attention of one forward pass in which every token belongs to a row."""
 
     def __init__(self, kv: KVCache, batch: DeviceBatch, scale: float) -> None:
         self._kv = kv
@@ -39,7 +39,7 @@ class MaskedAttention:
         after = ends.index_select(0, row) - token
         self._own = (batch.seq_lens.index_select(0, row) - after)[:, None]
         self._written = slots >= 0
-        # Tokens that are not stored repeat the write of the first one that is.
+        # Tokens that are not stored repeat the write of the first stored one.
         self._first = (slots >= 0).int().argmax().view(1)
         first = slots.index_select(0, self._first)
         self._places = torch.where(slots >= 0, slots, first).clamp(min=0)
@@ -77,18 +77,18 @@ class MaskedAttention:
         return (weights.to(q.dtype) @ values).view(rows, heads * head_dim)
 
     def _write(self, pages: torch.Tensor, new: torch.Tensor) -> None:
-        """Write each token into its block, and zeros behind it. `GatheredAttention` relies on the
-        zeros when it reads the block next."""
+        """Write each token into its block, with zeros behind it, on which `GatheredAttention`
+        relies."""
         before = pages[self._block]
         behind = self._after[:, None, :, None] > 0
         pages[self._block] = self._stored(before.masked_fill(behind, 0), before)
-        # Tokens of one block have written other zeros into it, and where others of them stand.
+        # Tokens of one block overwrite each other with zeros, so each is written again.
         by_token, at = pages.transpose(1, 2), self._places % pages.shape[2]
         before = by_token[self._block, at]
         by_token[self._block, at] = self._stored(new, before)
 
     def _stored(self, new: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """What each token writes, `[tokens, ...]`: `new`, or where none is stored `before`."""
+        """What each token writes, `[tokens, ...]`: `new`, or `before` if it is not stored."""
         shape = (-1, *[1] * (new.ndim - 1))
         written = self._written.view(shape)
         first = torch.where(written, new, before).index_select(0, self._first)

@@ -1,4 +1,4 @@
-"""Attention of rows with few query tokens on a CPU, over their pages: nothing is gathered."""
+"""Attention of rows with few query tokens on a CPU, which reads their pages in place."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from asyncinfer.kernels.native import decode_kernel, kv_write
 
 __all__ = ["NativeRows", "compile_native", "native_rows"]
 
-#: Query tokens of a row, at most: each of them reads the row's pages by itself.
+#: The most query tokens of a row, each of which reads the row's pages by itself.
 _MOST_QUERIES = 4
 
 
 class NativeRows:
-    """Rows of a pass that native code attends with, each query token as a row of its own."""
+    """Rows of a pass that native code computes, each query token as a row of its own."""
 
     def __init__(self, kv: KVCache, batch: AttentionBatch, scale: float, rows: list[int]) -> None:
         self._kv = kv
@@ -61,7 +61,7 @@ class NativeRows:
 
 
 def compile_native(kv: KVCache, heads: int, scale: float) -> None:
-    """Have the code for so many query heads made now: it takes some hundredths of a second."""
+    """Compile the code for so many query heads now, which takes some hundredths of a second."""
     group = heads // kv.storage.shape[3]
     if _readable(kv):
         decode_kernel(kv.dtype, kv.head_dim, group, scale)
@@ -69,7 +69,7 @@ def compile_native(kv: KVCache, heads: int, scale: float) -> None:
 
 
 def native_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> NativeRows | None:
-    """The rows that native code may attend with; None where there are none."""
+    """The rows that native code may compute; None where there are none."""
     if not _readable(kv):
         return None
     counts = zip(batch.starts, batch.counts, strict=True)
@@ -82,5 +82,5 @@ def native_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> NativeRows 
 
 
 def _readable(kv: KVCache) -> bool:
-    """Whether the pages are keys and values of a CPU as they are."""
+    """Whether the pages hold plain keys and values on a CPU."""
     return kv.storage.device.type == "cpu" and kv.format.exact and kv.storage.shape[1] == 2

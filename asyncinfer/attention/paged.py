@@ -37,7 +37,7 @@ class PagedAttention:
         self._kv = kv
         self._batch = batch
         self._scale = scale
-        #: Most keys of a part in every batch: a row's sum then has the same order in each.
+        #: The most keys of a part in every batch, so that a row's sum has the same order in each.
         self._chunk: int | None = None
         if isinstance(batch, AttentionBatch) and batch.invariant:
             self._chunk = batch.chunk

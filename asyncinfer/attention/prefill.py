@@ -19,9 +19,9 @@ from asyncinfer.kernels.threads import FEW_TILES, share
 
 __all__ = ["PrefillRow", "native_prefill", "prefill_rows"]
 
-#: Most numbers in a tile's mask.
+#: The most numbers in a tile's mask.
 _TILE_MASK = 1 << 21
-#: A row with at most this many scores per head is one call: calls of tiles would cost more.
+#: A row with at most this many scores per head is one call, since tiles would cost more calls.
 _SMALL = 1 << 13
 #: A prompt of at most so many tokens takes torch's attention where MKL keeps up with oneDNN, on an
 #: AMD EPYC of the fourth generation with two threads 0.5 (128 tokens) to 0.8 (512) of the time.
@@ -45,8 +45,8 @@ class PrefillRow:
         self._start = batch.starts[row]
         self._end = self._start + batch.counts[row]
         self._tokens = slice(first, first + batch.counts[row])
-        #: None for a sequence's first tokens, which see nothing cached. An inexact format needs it
-        #: always: every token must see a token's KV as the cache stores it.
+        #: None for a sequence's first tokens, which see nothing cached. An inexact format always
+        #: needs it, since every token must see KV as the cache stores it.
         self._cached: RowsKV | None = None
         if self._start or not kv.format.exact:
             self._cached = RowsKV(kv, batch, [row], copy)
@@ -70,7 +70,7 @@ class PrefillRow:
         elif kernel is None:
             pages = own.transpose(1, 2).contiguous()
         else:
-            # It lays them out by itself.
+            # The kernel makes a layout of its own.
             pages = own.transpose(1, 2)
         keys, values = pages[0], pages[-1]
         if kernel is not None:
@@ -86,7 +86,7 @@ class PrefillRow:
 
     @property
     def _is_short(self) -> bool:
-        """Whether torch's attention is faster than products for this row, in spite of MKL."""
+        """Whether torch's attention is faster than oneDNN's products for this row."""
         if (self._end - self._start) * self._end <= _SMALL:
             return True
         return not self._start and self._end <= _SHORT and mkl_keeps_up()
@@ -161,5 +161,5 @@ def _attend(
 
     firsts = range(0, tokens, step)
     alone = q.device.type != "cpu" or len(firsts) <= FEW_TILES
-    # The last tiles have most keys, and so come first.
+    # The last tiles have the most keys, so they come first.
     share(reversed(firsts), attend, alone=alone)

@@ -1,4 +1,4 @@
-"""Causal attention of one row in oneDNN's products, for CPUs."""
+"""Causal attention of one row with oneDNN's products, on CPUs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from asyncinfer.kernels.threads import share
 
 __all__ = ["attend_by_products", "has_faster_product"]
 
-#: Scores of one tile, over the query heads of one KV head. They leave a core's cache: a product
-#: lays out the keys anew for each tile, which costs more.
+#: Scores of one tile, over the query heads of one KV head. They exceed a core's cache, because a
+#: product lays out the keys again for each tile, which costs more.
 _TILE_SCORES = 1 << 20
-#: Most query tokens of a tile: a larger tile computes more above the diagonal than it gains.
+#: The most query tokens of a tile: a larger one computes more above the diagonal than it saves.
 _TILE_TOKENS = 128
 
 
 def has_faster_product(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies faster than torch's attention does with MKL."""
-    # In bfloat16 torch's attention keeps scores in float32, and oneDNN's product rounds them.
+    """Whether oneDNN's products are faster than torch's attention with MKL."""
+    # In bfloat16, torch's attention keeps scores in float32, while oneDNN's product rounds them.
     return dtype is torch.float32 and onednn.available(dtype) and not onednn.mkl_is_fast()
 
 
@@ -54,5 +54,5 @@ def attend_by_products(
         out[first:last, head] = result.view(last - first, group, head_dim)
 
     tiles = [(first, head) for first in range(0, tokens, step) for head in range(kv_heads)]
-    # The last tiles have most keys, and so come first.
+    # The last tiles have the most keys, so they come first.
     share(reversed(tiles), attend, alone=len(tiles) <= kv_heads)

@@ -11,7 +11,7 @@ __all__ = ["AttentionVariant"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionVariant:
-    """What a layer's attention does differently. A plain causal layer has no variant."""
+    """How a layer's attention differs from plain causal attention, which has no variant."""
 
     #: A token at position `p` sees the keys `p - window + 1 .. p`; None: all up to `p`. In
     #: `WholeAttention` it sees as many on its other side.

@@ -81,7 +81,7 @@ class VariedAttention:
 
         tiles = group.tiles(q.shape[1])
         alone = q.device.type != "cpu" or len(tiles) <= FEW_TILES
-        # The last tiles see most keys, and so come first.
+        # The last tiles have the most keys, so they come first.
         share(reversed(tiles), attend, alone=alone)
 
     def _tile(

@@ -1,7 +1,7 @@
-"""Attention of texts whose tokens see each other, those after them too.
+"""Attention of texts whose tokens attend to later tokens, too.
 
-Such a text is computed in one pass, so that all keys and values it needs are the pass' own: nothing
-is written to pages, and nothing read from them.
+Such a text is computed in one pass, whose own keys and values are all that it needs: pages are
+neither written nor read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class WholeAttention:
     """Attention of one forward pass over rows that are whole texts."""
 
     def __init__(self, batch: AttentionBatch, scale: float) -> None:
-        """`scale` multiplies the scores. Raises `ValueError` for a row that goes on with a text."""
+        """`scale` multiplies the scores. Raises `ValueError` for a row that continues a text."""
         if any(batch.starts):
             raise ValueError(f"starts={batch.starts}: every row must begin its text")
         self._scale = scale

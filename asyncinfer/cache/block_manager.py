@@ -16,7 +16,7 @@ from asyncinfer.cache.window_pages import WindowPages
 
 __all__ = ["BlockManager", "Tabled"]
 
-#: Blocks whose keys are made before the first is looked up.
+#: The first blocks whose keys are computed before any is looked up.
 _SEARCHED: Final = 16
 
 
@@ -42,7 +42,7 @@ class Tabled(Protocol):
 
     @property
     def conversation(self) -> Conversation | None:
-        """The conversation that its request belongs to, if any."""
+        """The conversation of its request, if any."""
 
 
 class BlockManager:
@@ -118,8 +118,8 @@ class BlockManager:
         return wanted
 
     def search(self, sequence: Tabled, limit: int) -> list[CacheEntry]:
-        """`match` for a caller that waits: of the keys that the sequence lacks, no more are made
-        than twice as many as are found."""
+        """`match` for a waiting caller. Of the keys that the sequence lacks, it computes at most
+        twice as many as it finds cached."""
         if self.cache is None:
             return []
         keys, most = sequence.keys, limit // self.block_size
@@ -130,7 +130,7 @@ class BlockManager:
         return entries
 
     def hash(self, sequence: Tabled, count: int) -> None:
-        """Make the keys of the sequence's first `count` blocks, which must be full."""
+        """Compute the keys of the sequence's first `count` blocks, which must be full."""
         if self.cache is None:
             return
         size, keys, hasher = self.block_size, sequence.keys, self.cache.hasher
@@ -240,7 +240,7 @@ class BlockManager:
                         group.keep(block, table.pages[j], again=block != blocks[j])
 
     def trim(self, sequence: Tabled, length: int) -> None:
-        """The first `length` tokens are committed: give the pages back that no later token
+        """The first `length` tokens are committed: give back the pages that no later token
         needs."""
         for number, group in self._others:
             table, first = sequence.tables[number], group.first(length)

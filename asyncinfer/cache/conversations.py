@@ -60,12 +60,12 @@ class Conversations:
             "live": {},
             "waiting": {},
         }
-        #: The earliest time, in seconds, at which a conversation is over by its `ttl`.
+        #: The earliest time, in seconds, at which some conversation's `ttl` ends.
         self.due = math.inf
 
     def hold(self, conversation: Conversation, entries: Sequence[CacheEntry], now: float) -> None:
-        """A request of the conversation ends, and these are its blocks, all published. Other blocks
-        that it held before, such as those of an answer that was taken back, are let go."""
+        """A request of the conversation ends with these blocks, all published. Earlier blocks of
+        the conversation, such as those of a withdrawn answer, are released."""
         held = conversation.entries
         same = 0
         for ours, theirs in zip(held, entries, strict=False):

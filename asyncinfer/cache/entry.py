@@ -8,7 +8,7 @@ from asyncinfer.cache.untracked import untrack
 
 __all__ = ["CacheEntry", "Namespace"]
 
-#: Scope and adapter: what two requests must have in common to share anything.
+#: Scope and adapter, in which requests must agree to share blocks.
 Namespace = tuple[str, str]
 
 
@@ -22,15 +22,15 @@ class CacheEntry:
 
     def __init__(self, key: bytes, data: bytes, parent: CacheEntry | Namespace, block: int) -> None:
         self.key = key
-        #: The token ids, as `asyncinfer.cache.chain.pack` has them.
+        #: The token ids, packed by `asyncinfer.cache.chain.pack`.
         self.data = data
-        #: The entry of the tokens before these; the namespace at the root.
+        #: The entry of the block before this one; the namespace at the root.
         self.parent = parent
         self.block = block
         self.children = 0
         self.uses = 0
-        #: Conversations that hold it and are live, that wait for a tool, and that pin it; written
-        #: by `Conversations` alone.
+        #: How many conversations hold it, of which wait for a tool, and pin it; written by
+        #: `Conversations` alone.
         self.live = self.waiting = self.pins = 0
         self.depth: int = 0
         self.scope: str
@@ -39,10 +39,10 @@ class CacheEntry:
             above, self.depth, self.scope = parent.block, parent.depth + 1, parent.scope
         else:
             self.scope = parent[0]
-        #: What the eviction policy sees. `metadata` alone writes it, and the engine never reads it.
+        #: The eviction policy's view. `metadata` alone writes it, and the engine never reads it.
         tokens = len(data) // TOKEN_BYTES
         self.meta = metadata.make_block(block, above, self.depth, tokens, self.scope, key)
-        # Entries form trees, and their metadata are numbers and names.
+        # Entries form trees, and metadata hold numbers and strings: neither makes cycles.
         untrack(self.meta)
         untrack(self)
 
@@ -51,6 +51,6 @@ class CacheEntry:
         return unpack(self.data)
 
     def adopted(self, children: int) -> None:
-        """`children` more published blocks have this one as their parent; fewer if negative."""
+        """Count `children` more published blocks with this parent; fewer if negative."""
         self.children += children
         metadata.set_children(self.meta, self.children)

@@ -18,8 +18,8 @@ from asyncinfer.protocols.eviction import (
 
 __all__ = ["GuardedPolicy"]
 
-#: A debt of a second forgives the calls that a busy machine now and then holds up. One call of more
-#: than a second exceeds it, and so do a hundred calls of eleven milliseconds in a row.
+#: A debt of a second forgives calls that a busy machine delays. One call of more than a second
+#: exceeds it, and so do a hundred calls of eleven milliseconds in a row.
 LIMITS: Final = Limits(seconds=0.001, debt=1.0, raised=1)
 
 #: Seconds that `opened` may take.

@@ -30,9 +30,9 @@ class KVGroupSpec:
     window: int | None = None
     #: The model's layers in it, in order.
     layers: tuple[int, ...] = ()
-    #: Whether its layers keep a state in place of KV, see `StatePages`.
+    #: Whether its layers keep a state in place of KV: see `StatePages`.
     state: bool = False
-    #: Of a state: a page of every so many blocks is kept for prefix hits, see `StatePages`.
+    #: Of a state group: the page of every so many blocks is kept for prefix hits, see `StatePages`.
     interval: int = 1
 
 
@@ -94,15 +94,15 @@ class PageGroup(Protocol):
 
 
 class DependentGroup(PageGroup, Protocol):
-    """A group beside the first. A block has the number of its page in the first group, so that this
-    group keeps pages for published blocks by itself."""
+    """A group other than the first. Blocks are numbered by pages of the first group, so this group
+    itself keeps the pages of published blocks."""
 
     def can_fork(self, table: BlockTable, length: int, computed: int) -> bool:
         """Whether a request of which `computed` tokens are written or will be still has all that a
         token after its first `length` ones needs."""
 
     def leave(self, page: int, index: int) -> None:
-        """`release`, of a request that goes on; `index`: the page's place in its block table."""
+        """`release`, for a request that goes on; `index`: the page's place in its block table."""
 
     def keep(self, block: int, page: int, *, again: bool) -> None:
         """A referenced page is written, and the block is published: keep it for the block, unless

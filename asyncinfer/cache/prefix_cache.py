@@ -50,7 +50,7 @@ class PrefixCache:
         self._pinned_share = pinned_share
         self.hasher = hasher or BlockHasher(block_size, secret or secrets.token_bytes(32))
         self.guard = GuardedPolicy(LRU() if policy is None else policy, on_fault, clock, label)
-        #: Monotonic seconds, which the policy sees and `Scheduler` sets.
+        #: Monotonic seconds for the policy, set by `Scheduler`.
         self.now = 0.0
         self.by_key: dict[bytes, CacheEntry] = {}
         self.by_block: dict[int, CacheEntry] = {}

@@ -14,12 +14,11 @@ STATE_WINDOW: Final = 2
 
 
 class StatePages(WindowPages):
-    """A page holds the state after the last token of its block that was computed. So a sequence can
-    only be forked where it is now: what it was some tokens ago is gone, but for block ends.
+    """A page holds the state after the last computed token of its block. A sequence can therefore
+    be forked only at its end: earlier states are gone, except at ends of blocks.
 
-    A request that goes on leaves every `interval`-th of its pages behind for prefix hits, and gives
-    the others back. The page that it ends with is kept wherever it is, as are pages that were asked
-    for again."""
+    A running request leaves every `interval`-th page behind for prefix hits, and gives the others
+    back. Its last page is always kept, and so are pages that were hit before."""
 
     def __init__(self, num_pages: int, block_size: int, interval: int = 1) -> None:
         super().__init__(num_pages, STATE_WINDOW, block_size)

@@ -29,7 +29,7 @@ __all__ = ["Report", "examine_machine"]
 
 #: Tokens of a step that products are timed at.
 ROWS: Final = (1, 4, 16, 64)
-#: Largest difference between a token's logprob when it is drawn and when it is part of a prompt.
+#: The largest difference between a token's logprob when drawn and as part of a prompt.
 _AGREE: Final = 1e-3
 _SLOW: Final = "torch's operators, several times as slow"
 _OWN: Final = "Triton's kernels, where attention='flashinfer' was asked for"
@@ -63,7 +63,7 @@ class Report:
     #: Whose matrices were timed.
     model: str
     products: tuple[ProductTimes, ...]
-    #: Empty where nobody asked for it, or there is no GPU.
+    #: Empty unless asked for, and without a GPU.
     tuned: tuple[TunedKernel, ...] = ()
     #: Seconds that it all took.
     seconds: float
@@ -143,8 +143,8 @@ def all_trials(config: ModelConfig) -> Iterator[Trial]:
 
 
 def _gpu_trials(config: ModelConfig, device: torch.device) -> Iterator[Trial]:
-    """Triton's kernels, as an engine tries them when it opens, whatever was found before: each that
-    is right, then all of them. What is found now is kept for the next engine. So are FlashInfer's,
+    """Triton's kernels, tried as by an opening engine but without its cached verdicts: each right
+    one, then all of them. New verdicts are kept for the next engine. FlashInfer's kernels are tried
     where it is installed."""
     dtype = choose_dtype("auto", config.dtype or "bfloat16", device)
     shapes = trial_shapes(config, dtype, dtype, scheme_layouts(config))

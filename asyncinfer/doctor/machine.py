@@ -49,7 +49,7 @@ class Machine:
     cores: int
     #: Cores that the process's affinity lets it run on.
     usable_cores: int
-    #: How many of these are fast ones; None: all are alike.
+    #: How many of these are fast; None: all are alike.
     fast_cores: int | None
     #: Cores' worth of time that its control group gives it; None: no limit.
     quota: float | None
@@ -68,7 +68,7 @@ class Machine:
     gpus: tuple[str, ...]
     #: NVIDIA's driver; None where there is none.
     driver: str | None
-    #: The C compiler that Triton makes its launchers with; None where there is none.
+    #: The C compiler that Triton compiles its launchers with; None where there is none.
     compiler: str | None
 
     @classmethod
@@ -117,7 +117,7 @@ def _memory() -> dict[str, int]:
 
 
 def _compiler() -> str | None:
-    """As Triton looks for it."""
+    """The C compiler, looked for as Triton does."""
     named = os.environ.get("CC")
     found = (shutil.which(name) for name in ((named,) if named else ("gcc", "clang", "cc")))
     return next((path for path in found if path is not None), None)

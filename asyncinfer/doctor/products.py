@@ -95,7 +95,7 @@ def product_times(
 
 
 def read_bandwidth() -> float:
-    """Bytes a second that torch's threads read of a matrix: the faster one of a sum, and of a
+    """Bytes a second that torch's threads read from a matrix: the better result of a sum, and of a
     product with a vector, which some libraries compute on one thread."""
     matrix, vector = torch.ones(_TIMED_BYTES // 4 // 4096, 4096), torch.ones(4096)
     with torch.inference_mode():

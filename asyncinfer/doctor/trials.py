@@ -30,8 +30,8 @@ class Trial:
     #: The largest error as a share of the largest number, and how much is allowed; None: not tried.
     error: float | None = None
     allowed: float | None = None
-    #: Seconds of one call of a GPU's kernel, and those in which the device copies as many bytes as
-    #: the call's tensors have; None: not timed.
+    #: Seconds of one call of a GPU's kernel, and the seconds that the device takes to copy as many
+    #: bytes as the call's tensors have; None: not timed.
     seconds: float | None = None
     floor: float | None = None
     #: What the engine does without it, and what would bring it back.
@@ -73,7 +73,7 @@ def _packed(bits: int) -> Trial:
 
 
 def _compiles() -> bool:
-    """Whether there are kernels for such a processor, as far as the system tells what it can do."""
+    """Whether there are kernels for this processor, as far as the system describes it."""
     machine, flags = platform.machine().lower(), cpuinfo().get("flags")
     if machine in ("x86_64", "amd64"):
         return flags is None or set(native.NEEDED) <= set(flags.split())

@@ -1,4 +1,4 @@
-"""What each GPU is fastest with: tiles and splits, measured."""
+"""The fastest tiles and splits of each GPU, as measured."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["TunedKernel", "tuned_kernels"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedKernel:
-    """A kernel at one bucket of shapes on one GPU, and what was tried of it."""
+    """A kernel at one bucket of shapes on one GPU, with its measured candidates."""
 
     device: str
     kernel: str
-    #: What an engine takes from now on, and whether it is what was derived from counts.
+    #: The candidate that engines use from now on, and whether it is the one derived from counts.
     best: str
     derived: bool
-    #: Seconds of each candidate that is right, the derived one first.
+    #: Seconds of each right candidate, the derived one first.
     seconds: dict[str, float]
     #: How many times as fast the best is as the derived one.
     gain: float
@@ -36,8 +36,8 @@ class TunedKernel:
 def tuned_kernels(
     config: ModelConfig, told: Callable[[str], object] = lambda what: None
 ) -> Iterator[TunedKernel]:
-    """Measure each GPU at the model's shapes, whatever was found before, and keep it for engines
-    that open. A GPU whose measurement cannot be made has none."""
+    """Measure each GPU at the model's shapes, whatever was found before, and keep the results for
+    engines that open. A GPU whose measurement fails has no results."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for device in (torch.device("cuda", index) for index in range(count)):
         if triton_is_missing() is not None:

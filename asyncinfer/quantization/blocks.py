@@ -1,4 +1,4 @@
-"""`BlockWeight`: a matrix in the blocks that a GGUF file holds it in."""
+"""`BlockWeight`: a matrix in the blocks of a GGUF file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["BlockWeight", "block_layout"]
 
-#: Numbers of a matrix that are converted at a time, so that no float32 copy of it is ever whole.
+#: Numbers of a matrix that are converted at a time, so that no whole float32 copy ever exists.
 _PART = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockWeight(WeightOfBlocks):
     """A weight `[..., out, in]` in blocks of one of `BLOCK_TYPES`, byte for byte as in the file:
-    nothing of it is rounded, and reading it is all that loading takes."""
+    nothing is rounded, and loading is reading."""
 
     #: uint8 `[..., out, bytes]`: the blocks of each row.
     blocks: torch.Tensor
@@ -54,7 +54,7 @@ class BlockWeight(WeightOfBlocks):
         return self._each(lambda blocks: blocks.reshape(*leading, blocks.shape[-1]))
 
     def grouped(self) -> QuantisedWeight:
-        """The same weight with numbers, scales and offsets apart."""
+        """The same weight with separate numbers, scales and offsets."""
         rows, size = self.blocks.shape[:-1], BLOCK_TYPES[self.code].size
         numbers, scales, offsets = (
             None if part is None else part.reshape(*rows, -1)
@@ -80,6 +80,6 @@ class BlockWeight(WeightOfBlocks):
 
 
 def block_layout(code: str) -> WeightLayout:
-    """How `grouped` holds numbers of a block type."""
+    """The layout of a block type in the form of `grouped`."""
     two = torch.zeros(1, 2 * BLOCK_TYPES[code].size, dtype=torch.uint8)
     return BlockWeight(two, code, torch.float32).grouped().layout

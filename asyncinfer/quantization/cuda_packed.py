@@ -1,4 +1,4 @@
-"""Layers of a GPU whose weights stay in 4 or 8 bits."""
+"""GPU layers whose weights stay in 4 or 8 bits."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from asyncinfer.quantization.weight import QuantisedWeight
 __all__ = ["CudaPackedLinear", "PackedGrouped", "for_kernels", "kernels_read", "on_gpu"]
 
 _FLOAT16_MOST: Final = 65504.0
-#: Numbers below lose bits in float16.
+#: Smaller numbers lose bits in float16.
 _FLOAT16_LEAST: Final = 2.0**-14
 
 
 def on_gpu(weight: torch.Tensor | PackedWeight) -> bool:
-    """Whether a weight of this device and dtype can be one of `CudaPackedLinear`."""
+    """Whether a weight of this device and dtype can be that of a `CudaPackedLinear`."""
     half = weight.dtype in (torch.float16, torch.bfloat16)
     return half and device_of(weight.device).type == "cuda"
 
 
 def kernels_read(weight: QuantisedWeight) -> bool:
     """Whether kernels of a GPU, or torch's operators in their place, multiply the weight as it is:
-    its numbers have a code and groups that they know."""
+    they support its code and its groups."""
     return weight.layout.readable and on_gpu(weight)
 
 
 def for_kernels(weight: PackedWeight) -> QuantisedWeight | None:
-    """The weight with numbers, scales and offsets apart, if kernels of a GPU read it so. Matrices
-    of several formats become one, of whole numbers of 8 bits."""
+    """The weight with separate numbers, scales and offsets, if kernels of a GPU support it.
+    Matrices of several formats become one matrix of 8-bit whole numbers."""
     if not on_gpu(weight):
         return None
     parts = weight.parts if isinstance(weight, StackedWeight) else (weight,)
@@ -48,8 +48,8 @@ def for_kernels(weight: PackedWeight) -> QuantisedWeight | None:
 
 
 class CudaPackedLinear(CudaLinear):
-    """A layer whose kernels turn numbers into floats as they load them: for few tokens in one
-    launch with the norm before and the gate or residual after, for many in a tiled product."""
+    """A layer whose kernels dequantise numbers as they load them: for few tokens in one launch with
+    the norm before it and the gate or residual after it, for many in a tiled product."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ class CudaPackedLinear(CudaLinear):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         assert self.scales is not None
-        # As a grouped product with a single expert.
+        # Computed as a grouped product with a single expert.
         ends = torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
         return ops.grouped_linear(
             x,
@@ -96,14 +96,14 @@ def _factors(weight: QuantisedWeight) -> tuple[torch.Tensor, torch.Tensor | None
     """Scales and offsets in as few bytes as they need."""
     scales, offsets = weight.scales.contiguous(), weight.offsets
     if weight.scales.shape[-1] == 1 and offsets is None:
-        # One for each row is little beside the row.
+        # One scale for each row is small beside the row.
         return scales.float(), None
     return _smallest(scales), None if offsets is None else _smallest(offsets.contiguous())
 
 
 def _smallest(factors: torch.Tensor) -> torch.Tensor:
     """Powers of two in a byte. Others in float16, which rounds them less than a product's 16-bit
-    floats round the weight's numbers; unchanged where float16 has no normal numbers for them."""
+    floats round the weight's numbers; unchanged where they are not normal in float16."""
     if factors.dtype.itemsize <= 2:
         return factors
     powers = factors.to(torch.float8_e8m0fnu)

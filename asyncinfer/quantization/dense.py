@@ -27,8 +27,8 @@ class DenseLinear:
 
 
 class OneDnnLinear:
-    """A CPU's layer with the weight in oneDNN's blocked layout only. Native code reads it where
-    there is any, for as many tokens as it is faster for."""
+    """A CPU layer with the weight in oneDNN's blocked layout alone. Native code multiplies it for
+    as many tokens as that is faster."""
 
     __slots__ = ("_native", "bias", "weight")
 
@@ -45,7 +45,7 @@ class OneDnnLinear:
 
 
 class CudaLinear:
-    """A GPU's layer: Triton kernels for as many tokens as a decode step has, cuBLAS above. With a
+    """A GPU layer: Triton kernels for the few tokens of a decode step, cuBLAS for more. With a
     `code` the weight is quantised, as in `ops.linear_small`."""
 
     __slots__ = ("_arrivals", "bias", "code", "offsets", "scales", "weight")

@@ -21,7 +21,7 @@ __all__ = ["CudaFp8Linear", "Fp8Linear", "fp8", "in_e4m3", "quantised_fp8", "sca
 _MOST: Final = 448.0
 #: Numbers that are quantised at a time.
 _PART: Final = 1 << 20
-#: The same of activations on a GPU, where each part is several launches: 16 MiB of float32.
+#: The same for activations on a GPU, where each part is several launches: 16 MiB of float32.
 _LARGE_PART: Final = 1 << 22
 #: `torch._scaled_mm` with scales for rows wants sizes that are multiples of this.
 _MULTIPLE: Final = 16
@@ -40,9 +40,9 @@ def quantised_fp8(weight: torch.Tensor, part: int = _PART) -> tuple[torch.Tensor
         some = slice(start, start + step)
         floats = rows[some].float()
         scales[some] = floats.abs().amax(dim=1).div_(_MOST)
-        # A row of zeros has the scale 0, which must not divide it.
+        # A row of zeros has the scale 0, by which nothing may be divided.
         divisor = torch.where(scales[some] > 0, scales[some], 1.0)
-        # Rounding may give a quotient beyond the largest number, which e4m3 has no infinity for.
+        # Rounding may give a quotient above the largest number, and e4m3 has no infinity.
         numbers[some] = floats.div(divisor[:, None]).clamp_(-_MOST, _MOST).to(numbers.dtype)
     return numbers.view(weight.shape), scales.view(weight.shape[:-1])
 
@@ -65,8 +65,8 @@ class Fp8Linear:
 
 
 class CudaFp8Linear(CudaPackedLinear):
-    """A GPU's layer with a scale for each output. Where the matrix units multiply e4m3 numbers, the
-    activations of many tokens are rounded to e4m3 too, each token with a scale of its own."""
+    """A GPU layer with a scale for each output. Where the matrix units multiply e4m3 numbers, the
+    activations of many tokens are rounded to e4m3 too, with a scale for each token."""
 
     __slots__ = ("_multiplies",)
 

@@ -53,16 +53,16 @@ class SeparateLinears:
 
 
 def _apart(weight: torch.Tensor | PackedWeight) -> Iterator[torch.Tensor | PackedWeight]:
-    """The experts' weights. Floats are copied, so that the whole is freed when a format replaces
-    its parts; packed ones stay where they are, or become others all at once."""
+    """The experts' weights. Floats are copied, so that the stacked weight is freed when a format
+    replaces its parts; packed ones stay where they are, or are all converted at once."""
     for expert in range(weight.shape[0]):
         part = weight[expert]
         yield part.clone() if isinstance(part, torch.Tensor) else part
 
 
 class DenseGrouped:
-    """Weights in full precision in one grouped product. The host does not read `ends`, so it does
-    not wait for a GPU."""
+    """Weights in full precision in one grouped product. The host does not read `ends`, so it never
+    waits for a GPU."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight.contiguous()
@@ -99,7 +99,7 @@ def make_grouped_linear(
 
 
 def _made(weight: torch.Tensor, storage: str) -> QuantisedWeight | None:
-    """The weight as `make_linear` would store each expert; None if no kernel of a GPU reads
+    """The weight as `make_linear` would store each expert; None if no kernel of a GPU supports
     that."""
     if not _has_kernels(weight):
         return None
@@ -110,10 +110,10 @@ def _made(weight: torch.Tensor, storage: str) -> QuantisedWeight | None:
             return made if kernels_read(made) else None
     if storage == "fp8":
         return in_e4m3(weight)
-    # Where no group divides the inputs, `make_linear` makes 8 bits of them.
+    # Where no group divides the inputs, `make_linear` stores 8 bits.
     return in_8_bits(weight) if storage == "int8" or storage in GROUPS else None
 
 
 def _has_kernels(weight: torch.Tensor) -> bool:
-    """Whether the grouped product is one launch there, of any dtype."""
+    """Whether the grouped product is one launch on this device, for any dtype."""
     return device_of(weight.device).type == "cuda"

@@ -27,8 +27,8 @@ class Linear(Protocol):
         """`[tokens, in]` to a new tensor `[tokens, out]` of the same dtype."""
 
 
-#: Makes a layer of a weight `[out, in]` and a bias `[out]`, which the layer owns from then on: it
-#: may drop the weight for one in another layout.
+#: Makes a layer of a weight `[out, in]` and a bias `[out]`, which the layer then owns: it may
+#: replace the weight by one in another layout.
 LinearFormat: TypeAlias = "Callable[[torch.Tensor, torch.Tensor | None], Linear]"
 
 
@@ -53,7 +53,7 @@ _FORMATS: dict[str, LinearFormat] = {
     **{name: _int4(group) for name, group in GROUPS.items()},
 }
 
-#: How each format of made weights lies in a GPU's memory, where its groups divide the inputs.
+#: The layout on a GPU of each format that the engine makes, where its groups divide the inputs.
 STORAGE_LAYOUTS: Final[Mapping[str, WeightLayout]] = MappingProxyType(
     {
         "int8": WeightLayout("int8", 0),
@@ -69,8 +69,8 @@ def make_linear(
     *,
     storage: str = "plain",
 ) -> Linear:
-    """A layer of `weight` `[out, in]` stored as `storage` names. "plain" is as it is: quantised
-    numbers stay so on a CPU and where a GPU's kernels can read them."""
+    """A layer of `weight` `[out, in]` stored as `storage` names. "plain" stores it unchanged:
+    quantised numbers stay quantised on a CPU, and where a GPU's kernels support them."""
     if isinstance(weight, PackedWeight) and storage != "plain":
         weight = weight.dequantised()
     if isinstance(weight, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Linear layers of a CPU whose weights stay in a few bits."""
+"""CPU layers whose weights stay in a few bits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["PackedLinear", "PackedRows", "held_for_rows", "packed_linear"]
 
-#: Numbers that are unpacked at a time: 4 MiB of float32 or 2 of bfloat16, which fit the cache that
-#: cores share.
+#: Numbers that are unpacked at a time: 4 MiB of float32 or 2 of bfloat16, which fit the cores'
+#: shared cache.
 _TILE = 1 << 20
-#: Up to so many rows the kernel beats an unpacked product in bfloat16, where the processor has
+#: Up to so many rows the kernel beats unpacking and a product in bfloat16, where the processor has
 #: instructions for that.
 _KERNEL_ROWS = 12
 
@@ -47,7 +47,7 @@ class PackedRows:
                 return
             weight = weight.grouped()
         held = laid(weight) if isinstance(weight, QuantisedWeight) else weight
-        # Unpacked numbers are multiplied by this.
+        # The factor of unpacked numbers.
         self._factor = held.factor
         self._blocks, self._layout = held.blocks, held.layout
         self._kernel = packed_kernel(self._layout, self._blocks.shape[1])
@@ -151,7 +151,7 @@ class PackedLinear:
 
 
 class StackedLinear:
-    """Layers of the same inputs, whose outputs lie side by side."""
+    """Layers of the same inputs, whose outputs are concatenated."""
 
     __slots__ = ("_parts", "bias")
 
@@ -167,7 +167,7 @@ class StackedLinear:
 def packed_linear(
     weight: PackedWeight | PackedRows, bias: torch.Tensor | None
 ) -> PackedLinear | StackedLinear:
-    """The layer of a CPU for a weight that stays as it is."""
+    """The CPU layer for a weight that stays as it is."""
     if isinstance(weight, StackedWeight):
         return StackedLinear(weight, bias)
     assert isinstance(weight, QuantisedWeight | BlockWeight | LaidWeight | PackedRows)

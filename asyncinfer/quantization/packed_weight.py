@@ -12,9 +12,8 @@ __all__ = ["PackedWeight", "WeightOfBlocks", "as_tensor"]
 
 
 class PackedWeight(ABC):
-    """A weight `[..., out, in]` that is held in fewer bits than its floats. Leading dimensions are
-    those of experts. Its inputs stay where they are; rows can be picked and put in another
-    order."""
+    """A weight `[..., out, in]` held in fewer bits than its floats. Leading dimensions are those of
+    experts. Its inputs keep their order; rows can be selected and reordered."""
 
     __slots__ = ()
 
@@ -33,7 +32,7 @@ class PackedWeight(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes in memory, with scales and offsets."""
+        """Bytes in memory, including scales and offsets."""
 
     @abstractmethod
     def __getitem__(self, index: int | slice | torch.Tensor) -> PackedWeight:
@@ -44,7 +43,7 @@ class PackedWeight(ABC):
 
     @abstractmethod
     def view(self, *leading: int) -> PackedWeight | torch.Tensor:
-        """The weight with other dimensions before the inputs; one may be -1."""
+        """The weight with other leading dimensions; one of them may be -1."""
 
     @abstractmethod
     def dequantised(self, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -56,7 +55,7 @@ class WeightOfBlocks(PackedWeight):
 
     __slots__ = ()
 
-    #: uint8, the dimensions of the weight's rows first.
+    #: uint8; the first dimensions are those of the weight's rows.
     blocks: torch.Tensor
 
     @property
@@ -69,7 +68,7 @@ class WeightOfBlocks(PackedWeight):
 
     def __getitem__(self, index: int | slice | torch.Tensor) -> Self:
         if isinstance(index, torch.Tensor):
-            # Whole rows are copied, where indexing copies byte by byte.
+            # Copies whole rows, where indexing would copy byte by byte.
             return self._each(lambda blocks: blocks.index_select(0, index))
         return self._each(lambda blocks: blocks[index])
 
@@ -82,5 +81,5 @@ class WeightOfBlocks(PackedWeight):
 
 
 def as_tensor(weight: torch.Tensor | PackedWeight) -> torch.Tensor:
-    """`weight` itself, or its numbers as floats."""
+    """`weight` itself if it is a tensor, else its numbers as floats."""
     return weight.dequantised() if isinstance(weight, PackedWeight) else weight

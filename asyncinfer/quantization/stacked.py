@@ -1,4 +1,4 @@
-"""`StackedWeight`: matrices of several formats that are computed together."""
+"""`StackedWeight`: matrices of several formats that one layer computes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["StackedWeight", "stacked"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackedWeight(PackedWeight):
-    """Weights `[out, in]` below each other, each in a format of its own: queries and keys of 4 bits
-    above values of 6, as many files have them."""
+    """Weights `[out, in]` stacked along their outputs, each in its own format: queries and keys of
+    4 bits above values of 6, as in many files."""
 
     parts: tuple[PackedWeight, ...]
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class StackedWeight(PackedWeight):
         sizes = torch.tensor([part.shape[0] for part in self.parts])
         ends = sizes.cumsum(0)
         owners = torch.searchsorted(ends, index, right=True)
-        # Rows that follow each other and are of one part stay together.
+        # Neighbouring rows of one part stay together.
         runs, counts = torch.unique_consecutive(owners, return_counts=True)
         found = []
         for owner, rows in zip(runs.tolist(), torch.split(index, counts.tolist()), strict=True):
@@ -57,7 +57,7 @@ class StackedWeight(PackedWeight):
     def view(self, *leading: int) -> PackedWeight | torch.Tensor:
         if len(leading) == 1:
             return self
-        # Experts are of one format: whole numbers of 8 bits if these hold all, else floats.
+        # Experts are of one format: 8-bit whole numbers if these hold all of them, else floats.
         parts = [
             part.grouped() if isinstance(part, BlockWeight | LaidWeight) else part
             for part in self.parts
@@ -72,8 +72,7 @@ class StackedWeight(PackedWeight):
 
 
 def stacked(weights: Sequence[PackedWeight]) -> PackedWeight:
-    """Rows of weights `[out, in]` below each other; those of one format that are neighbours become
-    one."""
+    """Rows of weights `[out, in]` stacked; neighbours of one format are merged."""
     parts: list[PackedWeight] = []
     for _, run in groupby(weights, _format):
         alike = list(run)
@@ -88,7 +87,7 @@ def stacked(weights: Sequence[PackedWeight]) -> PackedWeight:
 
 
 def _format(weight: PackedWeight) -> tuple[str, int]:
-    """What weights have in common that can be one: the code, and numbers that share a scale."""
+    """The properties that merged weights share: the code, and the numbers that share a scale."""
     if isinstance(weight, BlockWeight):
         return weight.code, 0
     if isinstance(weight, QuantisedWeight):

@@ -26,8 +26,8 @@ class QuantisedWeight(PackedWeight):
     number stands for, and `group` neighbours along the inputs share a scale and an offset. Leading
     dimensions are those of experts.
 
-    Every scheme of quantised checkpoints in the Hugging Face format is turned into this, and every
-    device lays it out anew for its products.
+    Every scheme of quantised checkpoints in the Hugging Face format is converted to this, and every
+    device then lays it out for its own products.
     """
 
     #: uint8 `[..., out, in / 2]`: two numbers of 0 to 15 a byte, the input 2j in the low half of
@@ -129,7 +129,7 @@ class QuantisedWeight(PackedWeight):
 
     def inputs_swapped(self, outer: int, inner: int) -> Self:
         """The weight with its inputs, `outer` times `inner` runs of neighbours, as `inner` times
-        `outer`. The runs must be of whole groups."""
+        `outer`. A run must consist of whole groups."""
         assert self.inputs % (outer * inner * self.group) == 0
         return self._each(
             lambda part: part.view(*part.shape[:-1], outer, inner, -1).transpose(-3, -2).flatten(-3)

@@ -53,17 +53,17 @@ class Graph(Protocol):
 
 
 class Memory(Protocol):
-    """A device, and memory of the host beside it."""
+    """A device, and host memory for its copies."""
 
     @property
     def device(self) -> torch.device: ...
 
     def pinned(self, size: int) -> torch.Tensor:
-        """uint8 `[size]` of pinned host memory, for copies that run beside the host."""
+        """uint8 `[size]` of pinned host memory, so that copies run asynchronously."""
 
 
 class Accelerator(Memory, Protocol):
-    """One GPU as the decode thread uses it. The stream `main` takes the work of steps, and `side`
+    """One GPU as the decode thread uses it. The stream `main` runs the work of steps, and `side`
     copies their results to the host."""
 
     @property
@@ -75,7 +75,7 @@ class Accelerator(Memory, Protocol):
         """Make `main` this thread's current stream."""
 
     def on_side(self) -> AbstractContextManager[object]:
-        """Make `side` the current stream inside the context."""
+        """Make `side` the current stream inside the block."""
 
     def event(self) -> Event: ...
 
@@ -100,7 +100,7 @@ class CudaAccelerator:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # Recordings have a stream of their own, so that the work of `main` goes on meanwhile.
+        # Recordings have a stream of their own, so that work on `main` continues meanwhile.
         self._streams = lend_streams(device, 3)
         self.main, self.side, self._recorder = self._streams
         #: The thread's device and its stream on this one, before it was adopted.

@@ -13,7 +13,7 @@ __all__ = ["allocate_caches"]
 def allocate_caches(
     decoder: Decoder, group: KVGroupSpec, spec: RunnerSpec, format: KVFormat
 ) -> list[KVCache | StateCache]:
-    """The pages of one group: a cache for each kind of layers in it. A group without layers has an
+    """The pages of one group: a cache for each kind of its layers. A group without layers has an
     empty one."""
     model, pages, size, dtype = decoder.config, group.num_pages, spec.block_size, decoder.dtype
     if group.state:

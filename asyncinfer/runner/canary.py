@@ -28,9 +28,9 @@ _Scores = list[tuple[float, float]]
 
 
 def check_opened(runner: ModelRunner, config: EngineConfig) -> None:
-    """`warm_up`, and `check_answer` where `config` leaves a choice. Raises `ModelLoadError` where
-    the device fails, where it asks for Triton's kernels and the answer is not right, and where it
-    is to be deterministic and a kernel cannot be launched."""
+    """`warm_up`, then `check_answer` where `config` leaves a choice. Raises `ModelLoadError` if the
+    device fails, if `config` requires Triton's kernels and the answer is wrong, and if a
+    deterministic engine cannot launch a kernel."""
     if config.kernels == "torch":
         return
     if config.warm_up:
@@ -50,14 +50,14 @@ def check_opened(runner: ModelRunner, config: EngineConfig) -> None:
 
 
 def check_answer(runner: ModelRunner) -> str | None:
-    """Let a runner that has served nobody answer a prompt of 40 tokens with 8, in recorded steps if
-    it records any: two chunks of a prompt, of which the second is a replay. Triton's kernels and
-    torch's operators then score the answer token by token, and no replay does.
+    """Have a runner that has served nobody answer a prompt of 40 tokens with 8, in recorded steps
+    if it records any: two prompt chunks, of which the second is a replay. Triton's kernels and
+    torch's operators then score the answer token by token, without replays.
 
-    Where the scores differ the runner goes without FlashInfer, and where they still do without
-    those kernels. Where torch would not have drawn the answer it goes without recorded steps. Gives
-    what is wrong. A runner is not checked that is too small for such an answer or has no memory
-    left for it, nor one whose model torch's operators cannot compute. Raises `DeviceError` where
+    If the scores differ, the runner does without FlashInfer, and if they still differ, without
+    Triton's kernels. If torch would not have drawn the answer, it does without recorded steps.
+    Returns what is wrong. A runner is not checked if it is too small for such an answer, lacks
+    memory for it, or has a model that torch's operators cannot compute. Raises `DeviceError` where
     the device fails."""
     spec, total = runner.spec, _PROMPT + _ANSWER
     pages = -(-total // spec.block_size)
@@ -99,7 +99,7 @@ def check_answer(runner: ModelRunner) -> str | None:
 
 
 def _answered(runner: ModelRunner, pages: int) -> list[int]:
-    """The prompt in two chunks, and greedy tokens after it, a step each."""
+    """The prompt in two chunks, then greedy tokens, one per step."""
     vocab = runner.spec.vocab_size
     tokens = [(7_919 * i + 11) % vocab for i in range(_PROMPT)]
     half = _PROMPT // 2

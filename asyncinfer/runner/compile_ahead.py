@@ -1,4 +1,4 @@
-"""Kernels compile on threads of their own while a model's weights are loaded."""
+"""Compiles kernels on separate threads while a model's weights are loaded."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from asyncinfer.weights import OnProgress
 
 __all__ = ["CompileAhead", "compiling"]
 
-#: Compilers at once: each takes a core, and Python's lock for some of its time.
+#: The most compilers at once: each takes a core, and the GIL for a part of its time.
 _MOST_THREADS: Final = 4
-#: Seconds between two reports while kernels compile: a report may cancel the opening.
+#: Seconds between two reports while kernels compile: the callback may cancel the opening.
 _REPORT_EVERY: Final = 0.1
 
 
 class CompileAhead:
-    """Compiles on a few threads what a rehearsal asks for, each kernel once.
+    """Compiles on a few threads the kernels that a rehearsal asks for, each once.
 
-    What goes wrong here is not told: what is not compiled when the model is loaded the warm-up
-    compiles, whose faults are fallbacks.
+    Failures here are ignored: the warm-up compiles whatever is missing once the model is loaded,
+    and its failures become fallbacks.
 
     Args:
         device: whose kernels they are.
@@ -60,21 +60,21 @@ class CompileAhead:
         self._rehearsal: Future[object] = self._pool.submit(self._rehearse, rehearse)
 
     def loaded(self, step: LoadProgress) -> None:
-        """Note how far the weights are loaded, and tell. Raises what `progress` does."""
+        """Note how far the weights are loaded, and report it. Raises what `progress` raises."""
         self._last = step
         if self._progress is not None:
             done = [kernel.done() for kernel in self._kernels]
             self._progress(replace(step, kernels_done=sum(done), kernels_total=len(done)))
 
     def wait(self) -> None:
-        """Until all is compiled, and tell. Raises what `progress` does."""
+        """Wait until all is compiled, and report it. Raises what `progress` raises."""
         while pending := [each for each in (self._rehearsal, *self._kernels) if not each.done()]:
             self.loaded(self._last)
             wait(pending, _REPORT_EVERY, FIRST_COMPLETED)
         self.loaded(self._last)
 
     def close(self) -> None:
-        """Compile nothing more. What compiles just now is not waited for."""
+        """Compile nothing more. Running compilations are not awaited."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _rehearse(self, rehearse: Callable[[], object]) -> None:
@@ -102,15 +102,16 @@ def compiling(
     progress: OnProgress | None,
     head: Path | None = None,
 ) -> Iterator[OnProgress | None]:
-    """What the steps of the model in `folder` need compiles while the block loads its weights, and
-    the block's end waits for it. Gives what is to be told of the weights. Nothing compiles where no
-    warm-up would do it, nor for a deterministic engine, whose tiles are tried at once."""
+    """Compile the kernels for steps of the model in `folder`, while the block loads its weights;
+    leaving the block waits for the compilers. Yields the callback for the weights' progress.
+    Nothing is compiled where no warm-up would do so, nor for a deterministic engine, which tries
+    its tiles at once."""
     warms_up = config.warm_up and not config.deterministic and wants_triton()
     if device.type != "cuda" or not warms_up:
         yield progress
         return
 
-    # The rehearsal has a thread of its own, which is to launch what this one will.
+    # The rehearsal has a thread of its own, which must launch what this thread will.
     choices = current_choices()
 
     def rehearsal() -> None:

@@ -1,4 +1,4 @@
-"""Whether a CPU computes a model in bfloat16 or in float32."""
+"""Decides whether a CPU computes a model in bfloat16 or in float32."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from asyncinfer.runner.device import use_cpu_threads
 
 __all__ = ["computes_in_bfloat16"]
 
-#: Numbers of a matrix below which operators cost more than products: those of small models.
+#: With fewer numbers in a matrix, other operators cost more than products, as in small models.
 _SMALLEST: Final = 1 << 20
-#: A side of the matrix that is measured, at most.
+#: The longest side of the matrix that is measured.
 _SIDE: Final = 2048
 #: Rows: one request, a batch, a chunk of a prompt.
 _ROWS: Final = (1, 16, 64)
-#: bfloat16 has to be so many times as fast for each number of rows.
+#: bfloat16 must be faster by this factor for each number of rows.
 _FASTER: Final = 1.1
-#: Repetitions, of which the best counts: what else runs only makes one longer.
+#: Repetitions, of which the fastest counts, since other programs only slow one down.
 _REPEAT: Final = 9
 
 
 def computes_in_bfloat16(
     model: ModelConfig, config: EngineConfig, folder: Path | None = None
 ) -> bool:
-    """Whether this CPU multiplies in bfloat16 faster than in float32, where a model's weights are
-    in bfloat16 and held as they are.
+    """Whether this CPU multiplies in bfloat16 faster than in float32, for a model whose weights are
+    in bfloat16 and held unchanged.
 
     That is measured on a matrix of the model's size, in 20 to 200 ms, and kept in `folder` (None:
     the user's cache folder) for the processor, torch's version and the size.
@@ -60,8 +60,8 @@ def computes_in_bfloat16(
 
 
 def _ratios(outputs: int, inputs: int) -> list[float]:
-    """How many times as fast bfloat16 is, for each of `_ROWS`. On one thread, since several would
-    wait for each other where other programs run."""
+    """How many times as fast bfloat16 is, for each of `_ROWS`. Measured on one thread, since
+    several would wait for each other beside other programs."""
     threads = torch.get_num_threads()
     use_cpu_threads(1)
     try:
@@ -79,7 +79,7 @@ def _measured(outputs: int, inputs: int) -> list[float]:
         for rows in _ROWS:
             x = torch.randn(rows, inputs, generator=generator)
             best = dict.fromkeys(layers, float("inf"))
-            # In turns, so that a disturbance hits both.
+            # In turns, so that a disturbance affects both.
             for _ in range(_REPEAT):
                 for dtype, layer in layers.items():
                     given = x.to(dtype)

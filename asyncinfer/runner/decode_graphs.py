@@ -1,4 +1,4 @@
-"""`DecodeGraphs`: graphs of whole decode steps, and of the layers of other steps, by size."""
+"""`DecodeGraphs`: CUDA graphs of whole decode steps and of other steps' layers, by size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StepGraphs:
         self._fallbacks = fallbacks or Fallbacks()
         self._graphs: dict[Hashable, Graph] = {}
         self._paused = False
-        #: Whether nothing will be recorded any more.
+        #: Whether no step will be recorded any more.
         self.done = False
 
     @property
@@ -54,11 +54,11 @@ class StepGraphs:
         return len(self._graphs)
 
     def has(self, step: Callable[..., None], *arguments: Hashable) -> bool:
-        """Whether this call is replayed."""
+        """Whether this call would be replayed."""
         return (step, *arguments) in self._graphs
 
     def call(self, step: Callable[..., None], *arguments: Hashable, what: str) -> None:
-        """Compute `step(*arguments)`; who is told that it was not recorded is told `what` it is."""
+        """Compute `step(*arguments)`; `what` names it in the report of a failed recording."""
         graph = self._graphs.get((step, *arguments))
         if graph is not None:
             graph.replay()
@@ -69,7 +69,7 @@ class StepGraphs:
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Inside, nothing is recorded."""
+        """Records nothing inside the block."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -88,7 +88,7 @@ class StepGraphs:
         try:
             with _no_garbage_collection():
                 graph = self._accelerator.capture(lambda: step(*arguments), hold=self._hold)
-        except RuntimeError as error:  # CUDA's errors, torch.OutOfMemoryError among them
+        except RuntimeError as error:  # CUDA's errors, including torch.OutOfMemoryError
             self.done = True
             self._fallbacks.add("graphs", f"recording {what} failed: {error}")
         else:
@@ -133,7 +133,7 @@ class DecodeGraphs(StepGraphs):
                 self.run(size, draws)
 
     def run(self, size: int, draws: Draws, adapted: bool = False) -> None:
-        """Compute one step of `size` rows, some of which have an adapter if it is `adapted`."""
+        """Compute one step of `size` rows. `adapted`: some rows have an adapter."""
         self.call(self._step, size, draws, adapted, what=f"{size} rows")
 
 

@@ -67,9 +67,9 @@ def choose_dtype(
     device: torch.device,
     cpu_halves: Callable[[], bool] = lambda: False,
 ) -> torch.dtype:
-    """The dtype called `name`; "auto" is the checkpoint's on a GPU, and float32 on a CPU, unless
+    """The dtype called `name`. "auto" is the checkpoint's on a GPU; on a CPU it is float32, unless
     the checkpoint is in bfloat16 and `cpu_halves` says that the CPU is faster in it. GPUs before
-    Ampere (compute capability 8.0) have no bfloat16: they take float16 in its place."""
+    Ampere (compute capability 8.0) have no bfloat16, and take float16 instead."""
     if name == "auto":
         name = (stored or "float32").removeprefix("torch.")
         if device.type != "cuda":
@@ -103,8 +103,8 @@ def trial_shapes(
     kv_dtype: torch.dtype,
     layouts: tuple[WeightLayout, ...] = (),
 ) -> TrialShapes:
-    """What kernels are tried with for a model, whose keys and values are of `kv_dtype`, and whose
-    quantised weights have `layouts`."""
+    """The shapes with which kernels are tried for a model, whose keys and values are of `kv_dtype`,
+    and whose quantised weights have `layouts`."""
     return TrialShapes(
         hidden=model.hidden_size,
         heads=model.num_heads,
@@ -118,12 +118,12 @@ def trial_shapes(
 
 
 def choose_kernels(config: EngineConfig, shapes: TrialShapes, device: torch.device) -> str | None:
-    """Have this thread's operators run the kernels that `config` asks for. Gives what is wrong with
-    those of Triton, which "auto" does without then.
+    """Have this thread's operators run the kernels that `config` asks for. Returns the fault of
+    Triton's kernels, which "auto" then does without.
 
-    Once they are wrong for one model they are used for no other on this thread: a draft model and
-    the one that it drafts for share it. Raises `ModelLoadError` where "triton" was asked for and
-    something is wrong with it.
+    Kernels that are wrong for one model are not used for another one on this thread, which a draft
+    model and its large model share. Raises `ModelLoadError` if "triton" was asked for and has a
+    fault.
     """
     name = config.kernels
     if device.type != "cuda":
@@ -162,7 +162,7 @@ def check_attention(config: EngineConfig, dtype: torch.dtype, device: torch.devi
 def choose_attention(
     config: EngineConfig, shapes: TrialShapes, device: torch.device
 ) -> tuple[EngineConfig, str | None]:
-    """`config` as it is, or without FlashInfer and what is wrong with it."""
+    """`config` unchanged, or without FlashInfer and with FlashInfer's fault."""
     if config.attention != "flashinfer":
         return config, None
     fault = find_flashinfer_fault(shapes, device, config.kernel_trial)
@@ -177,15 +177,15 @@ def choose_graphs(
     *,
     predicts: bool = False,
 ) -> Graphs:
-    """When steps over the caches `kv` of these `groups` are recorded on a GPU: as `config` says
-    where Triton's kernels attend over all of them, else never, which is a fallback where nobody
-    asked for it. Of a model that `predicts` further tokens the layers alone are recorded.
+    """When a GPU records steps over the caches `kv` of these `groups`: as `config` says if Triton's
+    kernels attend over all of them, else never, which is a fallback unless `config` asked for it.
+    Of a model that `predicts` further tokens only the layers are recorded.
 
     Torch's operators are not recorded: `reference.paged_attention` and `reference.kv_write` need
-    numbers on the host, and attention that does not reads the whole width of every table.
+    numbers on the host, and masked attention reads the whole width of every table.
     """
     wanted = config.cuda_graphs
-    # A recorded step has one cache for each group, recorded layers have any number.
+    # A recorded step has one cache for each group; recorded layers may have several.
     alone = predicts or len(set(groups)) == len(groups)
     if wanted == "off" or (alone and all(isinstance(c, KVCache) and reads_pages(c) for c in kv)):
         return wanted
@@ -197,8 +197,8 @@ def choose_graphs(
 def prepare_threads(config: EngineConfig, device: torch.device) -> None:
     """Set how many threads the operators of this thread take on a CPU at most: `cpu_threads`, else
     torch's number, but no more than a container has of cores' time, and none for the slow cores of
-    a processor that has fast ones: a region of threads ends with its slowest one. Called before its
-    first operator."""
+    a processor that has fast ones: a region of threads ends with its slowest one. Call it before
+    the thread's first operator."""
     if device.type != "cpu":
         return
     name_thread()
@@ -213,7 +213,7 @@ def prepare_threads(config: EngineConfig, device: torch.device) -> None:
 
 
 def use_cpu_threads(count: int) -> None:
-    """Run the operators of this thread on `count` threads; every other thread keeps its number.
+    """Run this thread's operators on `count` threads; all other threads keep their numbers.
 
     torch has a number per thread and one for threads that have not used it yet, and sets both at
     once. Where its library cannot be told directly, a thread that ends at once sets the second one

@@ -28,10 +28,10 @@ _SCORED_AT_ONCE = 256
 
 
 class EagerExecutor:
-    """Computes steps of any kind. Called for every step in this order: `change`, `run`, and later
-    the pending step's `read`.
+    """Computes steps of any kind. For each step call, in this order: `change`, `run`, and later the
+    pending step's `read`.
 
-    The methods `forward`, `logits`, `sample` and `score` are there to be overridden.
+    Subclasses may override `forward`, `logits`, `sample` and `score`.
 
     Args:
         kv: the caches of the KV groups; states on a CPU only.
@@ -53,7 +53,7 @@ class EagerExecutor:
     ) -> None:
         self.decoder = decoder
         numbered = list(zip(groups or range(len(kv)), kv, strict=True))
-        #: The caches of pages and those of states, each with the number of its group.
+        #: The caches of pages and the caches of states, each with its group's number.
         self._paged = [(at, cache) for at, cache in numbered if isinstance(cache, KVCache)]
         self._kept = [(at, cache) for at, cache in numbered if isinstance(cache, StateCache)]
         self.inputs = inputs
@@ -63,14 +63,14 @@ class EagerExecutor:
         self._predictions: Predictions | None = None
         if decoder.predictor is not None:
             self._predictions = Predictions(decoder, inputs, history, sampling, self._paged)
-        #: Whether some layers carry what is wrong with a token no further than to the next few.
+        #: Whether some layers spread a token's NaN to the next few tokens only.
         self._local = bool(decoder.config.state_layers or decoder.config.windowed_layers)
         #: The states of the step that is being computed; None where no layer has one.
         self._states: StatePass | None = None
 
     def change(self, step: Step, joins: Sequence[Join]) -> list[tuple[int, I64, I64]]:
-        """Apply what changes before the rows are computed: `joins` (those of the step; none if it
-        is taken back for want of memory), the growth of block tables, what states go back to.
+        """Apply the changes before the rows are computed: `joins` (the step's; none if the step is
+        retracted for want of memory), the growth of block tables, the rewinding of states.
         Allocates nothing on the device. Returns what `InputBatch.grow` returns."""
         self._states = None
         for join in joins:
@@ -117,20 +117,20 @@ class EagerExecutor:
         return PendingStep(buffers, results.read)
 
     def lost(self, step: Step) -> None:
-        """The step was taken back: nobody knows how far its rows were computed."""
+        """The step was retracted: how far its rows were computed is unknown."""
 
     def unrecorded(self) -> AbstractContextManager[None]:
-        """Inside, no step is recorded."""
+        """Records no step inside the block."""
         return nullcontext()
 
     def unreplayed(self) -> AbstractContextManager[bool]:
-        """Inside, every step is computed as it is, and none is recorded. Gives whether any would
-        have been replayed."""
+        """Computes every step eagerly inside the block, and records none. Yields whether any step
+        would have been replayed."""
         return nullcontext(False)
 
     def stop_replaying(self) -> bool:
-        """Compute every step as it is from now on; call it when the device has no work left. Gives
-        whether any would have been replayed."""
+        """Compute every step eagerly from now on; call it when the device is idle. Returns whether
+        any step would have been replayed."""
         return False
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class EagerExecutor:
         """Hidden states of the step's query tokens, `[tokens, hidden]` in the model's dtype."""
         places = self.history.places(arrays.token_slots, arrays.positions)
         positions, batches, (there,) = arrays.upload(self.decoder.device, self._paged, places)
-        # At most one: `ModelConfig` lets a model have one kind of layers that keep a state.
+        # At most one: `ModelConfig` allows one kind of layers that keep a state.
         for number, states in self._kept:
             self._states = self._begin_states(arrays, number, states)
         tokens, kv = self.history.at(there), [kv for _, kv in self._paged]
@@ -234,15 +234,15 @@ class EagerExecutor:
     def _chunk_peaks(
         self, results: EagerResults, step: Step, arrays: StepArrays, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """float32 `[chunks]`: the largest number in the hidden states of each row that has tokens
-        which nothing is drawn from. It tells whether they are finite, as KV and states must be that
-        other requests will find. Attention to all tokens carries NaN and inf to the last one."""
+        """float32 `[chunks]`: the largest number in the hidden states of each row with tokens that
+        nothing is drawn from. It tells whether these are finite, as KV and states that other
+        requests will find must be. Attention to all tokens carries NaN and inf to the last one."""
         draws, counts = np.array(step.samples), np.array(step.counts)
         rows = np.flatnonzero(counts > draws if self._local else draws == 0)
         results.chunks = rows.tolist()
         first, counts = arrays.first_tokens[rows], (counts - draws)[rows]
         if self._local:
-            # No token needs to show what is wrong with one that is far before it.
+            # Local layers do not carry a token's NaN to later ones, so all tokens are looked at.
             spans = zip(first.tolist(), counts.tolist(), strict=True)
             return torch.stack([hidden[at : at + n].abs().amax() for at, n in spans]).float()
         states = hidden.index_select(0, *upload(hidden.device, first + counts - 1))

@@ -1,4 +1,4 @@
-"""`GraphExecutor`: recorded steps, on state that stays on the device."""
+"""`GraphExecutor`: replays recorded steps, on state that stays on the device."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _UNKNOWN = -2
 
 
 class GraphExecutor(EagerExecutor):
-    """Replays steps of nothing but decode rows whole, and of every other step the layers; what
-    follows these is computed as an `EagerExecutor` does.
+    """Replays whole steps of decode rows alone, and the layers of all other steps, whose draws are
+    computed as by an `EagerExecutor`.
 
     A steady decode step costs the host one replayed graph and one copy of results, with an event
     before and after the copy. Where tables or options have changed it costs a copy and a scatter
@@ -82,7 +82,7 @@ class GraphExecutor(EagerExecutor):
             decoder, kv, spec, self.state, history, sizes[-1], max(2, spec.overlap), adapters
         )
         self.graphs = DecodeGraphs(accelerator, self._step, sizes, hold=hold, fallbacks=fallbacks)
-        #: Sizes of passes of other steps.
+        #: The sizes of recorded passes.
         self._tokens = token_sizes(spec.max_step_tokens, decoder.config.hidden_size)
         self._rows = row_sizes(sizes[-1])
         self._forward = RecordedForward(
@@ -92,12 +92,12 @@ class GraphExecutor(EagerExecutor):
             tokens=self._tokens[-1],
             adapters=adapters,
         )
-        #: Whether passes are recorded: rows are cut into chunks where the host knows their lengths.
+        #: Whether passes are recorded: chunked attention cuts rows on the host, by their lengths.
         self._passes = not decoder.config.chunked_layers
         #: The pinned memory of the step that is being launched.
         self._staging: Staging | None = None
         self._replaying = True
-        #: Whether steps are computed as they are for now.
+        #: Whether steps are computed eagerly for now.
         self._as_it_is = False
         self._accelerator = accelerator
         #: Where replayed steps leave their results, one after the other and round again.
@@ -136,7 +136,7 @@ class GraphExecutor(EagerExecutor):
         if step.slots and self._replays(step):
             return self._decode(step, buffers)
         if step.slots:
-            # Changes are sent with every step, so that they do not pile up while none is replayed.
+            # Changes are sent with every step, or they would pile up while none is replayed.
             self.state.send(buffers.staging)
         self._staging = buffers.staging
         return super().run(step, buffers)
@@ -145,7 +145,7 @@ class GraphExecutor(EagerExecutor):
         tokens, rows = self._pass_size(arrays)
         adapted = arrays.adapters is not None
         recorded = self.graphs.has(self._forward, tokens, rows, adapted)
-        # What is not recorded any more had better not be padded.
+        # A pass that will not be recorded should not be padded.
         if not tokens or not (recorded or not self.graphs.done):
             return super().forward(arrays)
         assert self._staging is not None
@@ -179,8 +179,8 @@ class GraphExecutor(EagerExecutor):
         self.graphs.close()
 
     def _replays(self, step: Step) -> bool:
-        """Whether the step has nothing but rows of one token that draw one, after which nothing is
-        predicted."""
+        """Whether the step has nothing but rows of one token that draw one token, after which
+        nothing is predicted."""
         if self._as_it_is or not self._replaying or self._predictions is not None:
             return False
         rows = len(step.slots)
@@ -189,11 +189,11 @@ class GraphExecutor(EagerExecutor):
         return decodes and rows <= self.graphs.most_rows and not asks
 
     def _pass_size(self, arrays: StepArrays) -> tuple[int, int]:
-        """Tokens and rows of the recorded pass that holds a step; no tokens where none does."""
+        """Tokens and rows of the recorded pass that holds a step; 0 tokens if no pass does."""
         tokens = len(arrays.positions)
         rows = max(arrays.decode_rows, len(arrays.seq_lens) - arrays.decode_rows)
         fits = tokens <= self._tokens[-1] and rows <= self._rows[-1]
-        # Graphs hold Triton's kernels, even where torch's operators are to compute a step.
+        # Graphs contain Triton's kernels, also if torch's operators should compute a step.
         replays = self._replaying and not self._as_it_is
         if not (fits and self._passes and replays and wants_triton()):
             return 0, 0

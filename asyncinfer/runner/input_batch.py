@@ -64,8 +64,8 @@ class StepArrays:
         paged: Sequence[tuple[int, KVCache]],
         *more: npt.NDArray[Any],
     ) -> tuple[torch.Tensor, list[AttentionBatch], list[torch.Tensor]]:
-        """What a decoder is given: the positions of the tokens, int64 `[tokens]`; the rows as
-        attention over each of `paged` sees them, caches with the number of their group; and `more`
+        """The decoder's inputs: the positions of the tokens, int64 `[tokens]`; the rows as
+        attention over each of `paged` sees them, caches with their group's number; and `more`
         arrays, in the same copy to the device."""
         positions, slot_mapping, block_tables, seq_lens, query_starts, *others = upload(
             device,
@@ -129,7 +129,7 @@ class InputBatch:
         #: The same by group.
         self._tables: I32 = tables.transpose(1, 0, 2)
         self.prompt_lens: I64 = np.zeros(spec.max_slots, np.int64)
-        #: Tokens that the pages of each slot hold, in the first group; kept where tokens are
+        #: Tokens that the pages of each slot hold, in the first group; maintained if tokens are
         #: predicted.
         self.capacities: I64 = np.zeros(spec.max_slots, np.int64)
         self._max_context = spec.max_context
@@ -160,7 +160,7 @@ class InputBatch:
                 slots, indices, pages = numbers.reshape(-1, 3).T
                 self._tables[group, slots, indices] = pages
                 if group == 0 and self._predicts:
-                    # In order, so that the last page of a slot stays.
+                    # In order, so that the last page of a slot wins.
                     self._hold(slots, indices + 1)
                 grown.append((group, slots, indices))
         return grown
@@ -198,7 +198,7 @@ class InputBatch:
         first_tokens[order] = query_starts[:-1]
         draw_rows = np.repeat(np.arange(len(slots)), samples)
         adapters = self.adapters[token_slots]
-        back = spread(-samples, samples)  # -1 for a row's last draw, -2 for the one before
+        back = spread(-samples, samples)  # -1 for a row's last draw, -2 for the one before it
         return StepArrays(
             token_slots=token_slots,
             positions=positions,

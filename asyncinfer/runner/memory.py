@@ -29,7 +29,7 @@ __all__ = [
 
 #: Default KV cache of a CPU engine: the system commits a page at its first use.
 _CPU_BYTES = 1 << 30
-#: Default of `step_target` on a CPU: ten tokens a second are about as fast as people read.
+#: Default of `step_target` on a CPU: ten tokens a second are about reading speed.
 _CPU_STEP_TARGET = 0.1
 #: The KV of a draft model: a share of `kv_bytes`, and what it takes where that is not given.
 _DRAFT_SHARE = 8
@@ -160,8 +160,8 @@ def pages_in_flight(config: EngineConfig, overlap: int) -> int:
 def kv_layer_bytes(
     model: ModelConfig, size: int, dtype: torch.dtype, format: KVFormat = PLAIN
 ) -> tuple[int, ...]:
-    """Bytes of a block of `size` tokens in each layer; 0 where a layer keeps no KV of its own. The
-    last may be that of a head beside the model."""
+    """Bytes of a block of `size` tokens in each layer; 0 for a layer without KV of its own. The
+    last entry may be that of a drafting head."""
     return tuple(
         KVCache.bytes_per_block(model.layer_kv(index), size, dtype, format)
         if index in model.kv_layers
@@ -185,10 +185,10 @@ def share_states(
 ) -> tuple[KVGroupSpec, ...]:
     """Divide `free` bytes between KV and states.
 
-    Where a page of states takes no more than a block, there are as many pages as blocks, so that
-    every block that is kept can be gone on from. Larger pages take half of the bytes. With a
-    `state_interval` there are no more pages than it keeps and requests go on with. Of a short
-    context there are more pages than blocks, if that is what a request goes on with.
+    If a page of states is no larger than a block, there are as many pages as blocks, so that a
+    prefix hit may end at any block. Larger pages take half of the bytes. With a `state_interval`
+    there are only the pages that it keeps, and those that running requests use. If the context is
+    short, there may be more pages than blocks, since running requests need them.
 
     Args:
         free: bytes.

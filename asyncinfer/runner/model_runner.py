@@ -62,10 +62,10 @@ class ModelRunner:
             accelerator: None on a CPU.
             graphs: when decode steps are recorded on an accelerator.
             graph_memory: bytes set aside for the intermediate tensors of a recorded step.
-            deterministic: what a request gets is the same to the last bit whatever is computed with
-                it. Nothing is recorded then.
+            deterministic: an answer is the same to the last bit, whatever is computed with it.
+                Nothing is recorded then.
             threads: chooses how many threads a step takes; None: as many as the caller's has.
-            fallbacks: what it goes without from the start.
+            fallbacks: the fallbacks known from the start.
             adapters: the LoRA adapters that requests may have; None: none.
         """
         self.spec = spec
@@ -176,8 +176,8 @@ class ModelRunner:
         self.stop_replaying("Triton's kernels are in them")
 
     def leave_flashinfer(self, fault: str) -> bool:
-        """Go on with our own kernels in place of FlashInfer's; False where these are in use
-        already. Raises as `distrust` does."""
+        """Continue with our own kernels in place of FlashInfer's; False if they are in use already.
+        Raises as `distrust` does."""
         caches = [kv for kv in self.kv if isinstance(kv, KVCache) and kv.flashinfer is not None]
         if not caches:
             return False
@@ -278,7 +278,7 @@ class ModelRunner:
         try:
             raise error
         finally:
-            # Its traceback refers to this frame.
+            # The error's traceback refers to this frame.
             del error
 
 

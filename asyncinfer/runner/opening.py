@@ -87,8 +87,7 @@ def open_runner(
     fault = choose_kernels(config, shapes, device)
     choose_tuning(config, model, shapes, device, draft=draft)
     config, attention_fault = choose_attention(config, shapes, device)
-    # Pinned memory belongs to the thread's current device: another device would get a context for
-    # it.
+    # Pinned memory belongs to the thread's current device: any other one would get a CUDA context.
     with (
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
         compiling(folder, config, dtype, device, tokens, progress, head) as report,
@@ -104,7 +103,7 @@ def open_runner(
             head=head,
         )
     if draft:
-        # It waits for each of its steps, on the stream of the runner that it drafts for.
+        # The draft model waits for each of its steps, on the stream of the large model's runner.
         return _runner(decoder, config, tokens, None, one_group=True)
     return runner_of(decoder, config, tokens, fault, attention_fault)
 
@@ -114,7 +113,7 @@ def _step_threads(device: torch.device) -> StepThreads | None:
 
 
 def _attended(decoder: Decoder, kv: KVCache) -> tuple[int, float]:
-    """The query heads of the layers whose pages these are, and the factor of their scores."""
+    """The query heads of the layers with these pages, and the factor of their scores."""
     head = decoder.predictor
     if isinstance(head, Eagle3Head) and head.layer in kv.layers:
         return head.heads, head.scale
@@ -128,9 +127,9 @@ def runner_of(
     fault: str | None = None,
     attention_fault: str | None = None,
 ) -> ModelRunner:
-    """A runner of a decoder that is on its device already, for this thread, whose work on a GPU
-    goes to a stream of its own from now on. The faults are what `choose_kernels` and
-    `choose_attention` gave. Raises `ModelLoadError`."""
+    """A runner of a decoder that is on its device already, for this thread, whose GPU work uses a
+    stream of its own from now on. The faults are those of `choose_kernels` and `choose_attention`.
+    Raises `ModelLoadError`."""
     faults = fault, attention_fault
     if decoder.device.type != "cuda":
         return _runner(decoder, config, tokens, None, faults=faults)
@@ -156,7 +155,7 @@ def _runner(
     kv_format, beside = choose_kv(config.kv, decoder.device), decoder.config.head_kv is not None
     predicts = PREDICTOR if decoder.config.predicts else HEAD if beside else ""
     if decoder.config.indexed is not None:
-        # Sparse attention looks at lengths on the host.
+        # Sparse attention reads lengths on the host.
         config = config.replace(cuda_graphs="off")
     spec = plan_memory(
         config, decoder.config, decoder.dtype, decoder.device, tokens, one_group=one_group
@@ -174,7 +173,7 @@ def _runner(
     kv = [cache for group in caches for cache in group]
     groups = [number for number, group in enumerate(caches) for _ in group]
     if decoder.device.type == "cpu":
-        # No step is to wait for their code.
+        # Compiled now, so that no step waits for it.
         between_kernels()
     for cache in kv:
         if isinstance(cache, KVCache) and not config.deterministic:
@@ -219,7 +218,7 @@ def _runner(
             check_opened(runner, config)
         return runner
     except KernelError as error:
-        # A deterministic runner, which goes without nothing, tries its tiles when it is made.
+        # A deterministic runner has no fallbacks, and tries its tiles when it is created.
         raise ModelLoadError(f"{error}: see `asyncinfer doctor`") from error
     except RuntimeError as error:
         if not is_out_of_memory(error):

@@ -1,5 +1,5 @@
-"""`PendingStep`: a launched step. `StepBuffers` are where its tensors arrive on the host, and
-`EagerResults` makes its result of them."""
+"""`PendingStep`: a launched step. `StepBuffers` receives its tensors on the host, and
+`EagerResults` makes the step's result of them."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class EagerResults:
     draw_rows: list[int] = field(default_factory=list)
     #: Draws that asked for logprobs, with the number of alternatives.
     scored: dict[int, int] = field(default_factory=dict)
-    #: Rows with tokens that nothing is drawn from, as far as these have to be looked at.
+    #: Rows with tokens that nothing is drawn from, if these must be checked for NaN.
     chunks: list[int] = field(default_factory=list)
     #: Rows that asked for prompt logprobs, with the number of alternatives.
     prompts: dict[int, int] = field(default_factory=dict)
     #: Rows of which hidden states were asked for.
     pooled: list[int] = field(default_factory=list)
-    #: Rows with a draft, and the draft.
+    #: Rows with a draft -> the draft.
     drafts: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    #: Of each token that was predicted to follow draws: the row, and the token's position.
+    #: For each token predicted after draws: the row, and the token's position.
     predicted: Sequence[tuple[int, int]] = ()
     #: What sampler plugins did.
     calls: list[PluginCall] = field(default_factory=list)
@@ -148,7 +148,7 @@ class EagerResults:
 def _chains(
     places: Sequence[tuple[int, int]], tokens: Sequence[int]
 ) -> dict[int, tuple[int, list[int]]]:
-    """By row the position of the first predicted token, and the tokens from there on."""
+    """By row: the position of its first predicted token, and the tokens from there on."""
     chains: dict[int, tuple[int, list[int]]] = {}
     for (row, position), token in zip(places, tokens, strict=True):
         chains.setdefault(row, (position, []))[1].append(token)
@@ -181,16 +181,16 @@ class StepBuffers:
         self.staging = Staging()
 
     def fetch(self, results: torch.Tensor) -> I32:
-        """Start the copy of int32 `results`. Returns the host's memory, to be read after `wait`."""
+        """Start the copy of int32 `results`. Returns host memory that is valid after `wait`."""
         return results.numpy()
 
     def fetch_all(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Start the copies of tensors of any dtype. Returns the host's tensors, to be read
-        between `wait` and the next use of these buffers."""
+        """Start the copies of tensors of any dtype. Returns host tensors that are valid from `wait`
+        to the next use of these buffers."""
         return [tensor.cpu() for tensor in results]
 
     def wait(self) -> None:
-        """Return when the copies have arrived. Then all other work of the step is done too."""
+        """Return when the copies have arrived, after all other work of the step."""
 
 
 class PinnedBuffers(StepBuffers):
@@ -201,9 +201,9 @@ class PinnedBuffers(StepBuffers):
         self._accelerator = accelerator
         self._computed, self._arrived = accelerator.event(), accelerator.event()
         self._pinned = accelerator.pinned(0)
-        #: Where replayed steps' results arrive, by shape: a tensor, and the same memory in numpy.
+        #: Where results of replayed steps arrive, by shape: a tensor, and its memory in numpy.
         self._landings: dict[torch.Size, tuple[torch.Tensor, I32]] = {}
-        #: The device's tensors, kept until they are copied: torch would reuse their memory.
+        #: The device's tensors, kept until they are copied, since torch would reuse their memory.
         self.sources: list[torch.Tensor] = []
 
     def fetch(self, results: torch.Tensor) -> I32:
@@ -261,5 +261,5 @@ class BufferPool:
         return StepBuffers() if self._accelerator is None else PinnedBuffers(self._accelerator)
 
     def give_back(self, buffers: StepBuffers) -> None:
-        """Take back the buffers of a step that was collected and whose results were read."""
+        """Take back the buffers of a collected step whose results were read."""
         self._free.append(buffers)

@@ -1,4 +1,4 @@
-"""Predictions of the tokens after the one that a row draws, by the model's own predictor."""
+"""Predicts the tokens after the one that a row draws, with the model's own predictor."""
 
 from __future__ import annotations
 
@@ -22,14 +22,11 @@ I64 = npt.NDArray[np.int64]
 
 class Predictions:
     """Has the predictor compute every query token of a step, so that its KV is as complete as that
-    of the other layers. What it predicts is drawn as the token of its position will be: by the
-    row's temperature, filters and random numbers. Of a row that wants several tokens, the predictor
-    goes on by what it has predicted, in a pass of one token a row; what such a pass writes is
-    overwritten when the tokens are computed.
+    of other layers.
 
-    Of some tokens the KV was computed with another token after them: the last one of a reused
-    prefix, one that a forced token follows, the last one of a prompt without an answer. So little
-    is wrong in what later tokens attend to, and a wrong prediction changes no answer.
+    The KV of a few tokens was computed with another next token: the last token of a reused prefix
+    or of a prompt without an answer, and a token before a forced one. Such errors are rare, and a
+    wrong prediction changes no answer.
     """
 
     def __init__(
@@ -47,11 +44,11 @@ class Predictions:
         self._sampling = sampling
         assert decoder.predictor is not None
         layer = decoder.predictor.layer
-        #: The one with the predictor's KV.
+        #: The cache with the predictor's KV.
         self._paged = [(number, kv) for number, kv in paged if layer in kv.layers]
-        #: Of the step that is being computed.
+        #: The pass of the current step.
         self._pass: ForwardPass | None = None
-        #: The positions and hidden states of its pass, where that was padded.
+        #: Positions and hidden states of its pass, if the pass was padded.
         self._padded: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(
@@ -63,14 +60,14 @@ class Predictions:
         adapters: LoraRows | None = None,
         states: StatePass | None = None,
     ) -> torch.Tensor:
-        """`Decoder.forward`, of a pass that `of` goes on with."""
+        """`Decoder.forward`, for a pass that `of` continues."""
         self._pass = self._decoder.begin(positions, kv, batches, adapters, states)
         self._padded = None
         return self._decoder.run(token_ids, positions, self._pass)
 
     def follow(self, positions: torch.Tensor, hidden: torch.Tensor, one: ForwardPass) -> None:
-        """Have `of` go on with a pass that was computed elsewhere: `positions` int64 `[tokens]` and
-        `hidden` `[tokens, hidden]` are those of the step's query tokens, and after them padding."""
+        """Have `of` continue a pass that was computed elsewhere: `positions` int64 `[tokens]` and
+        `hidden` `[tokens, hidden]` are those of the step's query tokens, followed by padding."""
         self._pass, self._padded = one, (positions, hidden)
 
     def of(
@@ -89,7 +86,7 @@ class Predictions:
         assert one is not None
         history, rows = self._history, list(step.predicts)
         following = arrays.positions + 1
-        # What stands after a prompt without an answer is of the slot's sequence before.
+        # After a prompt without an answer, this place holds a token of the slot's last sequence.
         unknown = following == self._inputs.prompt_lens[arrays.token_slots]
         unknown[arrays.draw_tokens] = False
         following[unknown] -= 1
@@ -98,7 +95,7 @@ class Predictions:
             hidden.device, history.places(arrays.token_slots, following), arrays.positions
         )
         if padded is not None:
-            # Of padding nothing is written, whatever comes after it.
+            # Padding writes nothing, whatever follows it.
             positions, hidden = padded
             places = torch.nn.functional.pad(places, (0, len(positions) - len(places)))
         states = self._decoder.predict(history.at(places), positions, hidden, one)
@@ -122,7 +119,7 @@ class Predictions:
         found, tokens = list(zip(rows.tolist(), at.tolist(), strict=True)), [guesses]
         while True:
             wanted = wanted - 1
-            # The predicted token's place in the predictor's KV is one before its own.
+            # The predictor's KV of a predicted token is one place before the token's own.
             goes_on = (wanted > 0) & (at - 1 < self._inputs.capacities[slots])
             if not goes_on.any():
                 return found, [torch.cat(tokens)]

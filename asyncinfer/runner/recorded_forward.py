@@ -1,4 +1,4 @@
-"""`RecordedForward`: the layers of a step of any rows, as one function of device memory."""
+"""`RecordedForward`: the layers of a step with any rows, as one function of device memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from asyncinfer.scheduler import RunnerSpec
 
 __all__ = ["RecordedForward", "input_bytes", "row_sizes", "token_sizes"]
 
-#: The inputs of a pass, in memory that is one copy: of each token the place in the history, the
-#: position, and for each group the place of its KV; of each row the slot, the length, and the first
-#: query token, with the number of all after the last; of each token the adapter.
+#: The inputs of a pass, in one allocation that is copied at once: for each token its place in the
+#: history, its position, and the place of its KV in each group; for each row its slot, its length,
+#: and its first query token, with the total after the last; for each token its adapter.
 _DTYPES: Final = (*[torch.int64] * 3, *[torch.int32] * 4)
 
 #: Query tokens of the largest recorded pass of any model, and tokens times the square of the hidden
@@ -32,9 +32,9 @@ _DTYPES: Final = (*[torch.int64] * 3, *[torch.int32] * 4)
 _MOST_TOKENS: Final = 1024
 _MOST_PRODUCTS: Final = 1 << 33
 _FEWEST_TOKENS: Final = 16
-#: Rows of a pass that has few. Attention launches a program for each row that a pass has room for.
+#: Rows of a small pass. Attention launches a program for each row that a pass has room for.
 _FEW_ROWS: Final = 32
-#: Bytes at which each input begins.
+#: The alignment of each input in bytes.
 _ALIGN: Final = 16
 
 
@@ -60,11 +60,11 @@ def row_sizes(most: int) -> list[int]:
 
 
 class RecordedForward:
-    """The hidden states of chunks of prompts, rows with drafts and decode rows, side by side.
+    """The hidden states of prompt chunks, rows with drafts and decode rows, in one pass.
 
-    A pass has room for as many decode rows as for others. Rows that are not there have no tokens,
-    and the tokens that are not there are those of a last row of length 0, for which nothing is read
-    or written. The block tables are those of `SlotState`, which was sent before.
+    A pass has room for as many decode rows as for others. Unused rows have no tokens. Unused tokens
+    belong to a last row of length 0, for which nothing is read or written. The block tables are
+    those of `SlotState`, which was sent before.
 
     Args:
         groups: the number of each cache's group; None: each is a group, in order.
@@ -99,13 +99,13 @@ class RecordedForward:
         self._group_of = groups or range(len(kv))
         size = input_bytes(tokens, rows, self._groups)
         self._inputs = torch.zeros(size, dtype=torch.uint8, device=device)
-        # Zero: every launch finds them so and leaves them so.
+        # Zero, because every launch expects zeros and leaves zeros.
         counters = rows * decoder.config.num_heads
         self._arrivals = torch.zeros(counters, dtype=torch.int32, device=device)
-        #: `[tokens, hidden]` in the model's dtype: what the last pass gave.
+        #: `[tokens, hidden]` in the model's dtype: the result of the last pass.
         shape = (tokens, decoder.config.hidden_size)
         self.hidden = torch.zeros(shape, dtype=decoder.dtype, device=device)
-        #: The same, of the layers that a head beside the model is given.
+        #: The same for the layers whose inputs a drafting head gets.
         self._captured = [torch.zeros_like(self.hidden) for _ in decoder.captures]
 
     def __call__(self, tokens: int, rows: int, adapted: bool) -> None:
@@ -123,7 +123,7 @@ class RecordedForward:
             kept[:tokens].copy_(captured)
 
     def passed(self, tokens: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, ForwardPass]:
-        """What a predictor goes on from after such a pass, padding included: positions int64
+        """The inputs of a predictor after such a pass, padding included: positions int64
         `[tokens]`, hidden states, and a pass over the same rows."""
         positions = self._parts(tokens, rows)[1]
         one = self._decoder.begin(positions, self._kv, self._batches(tokens, rows, None))
@@ -148,8 +148,8 @@ class RecordedForward:
         ]
 
     def send(self, arrays: StepArrays | None, tokens: int, rows: int, staging: Staging) -> None:
-        """Copy the inputs of a pass with room for so many tokens and rows to the device, on the
-        current stream. None: it has no rows."""
+        """Copy the inputs of a pass of this size to the device, on the current stream. None: the
+        pass has no rows."""
         here, inputs = self._staged(staging, tokens, rows)
         places, positions, mapping, slots, lengths, starts, of_tokens = inputs
         count = 0 if arrays is None else len(arrays.positions)
@@ -188,7 +188,7 @@ class RecordedForward:
     def _staged(
         self, staging: Staging, tokens: int, rows: int
     ) -> tuple[torch.Tensor, list[npt.NDArray[Any]]]:
-        """Pinned memory for the inputs, and each of them in it."""
+        """Pinned memory for the inputs, and views of each of them."""
         layout = _layout(tokens, rows, self._groups)
         size = layout[-1][1]
         if staging.inputs is None or staging.inputs.numel() < size:

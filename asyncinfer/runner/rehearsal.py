@@ -1,5 +1,5 @@
-"""A rehearsal of a GPU's steps on tensors without memory, so that other threads compile what they
-need while the model is loaded."""
+"""A rehearsal of a GPU's steps on tensors without memory, so that other threads can compile the
+kernels while the model is loaded."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from asyncinfer.sampling import OPTION_WORDS, Draws, TokenHistory
 
 __all__ = ["rehearse"]
 
-#: More bytes than any cache has: here they cost nothing.
+#: More bytes than any cache has, since they cost nothing here.
 _KV_BYTES: Final = 1 << 44
 
 
 class _Nowhere:
-    """Memory of a device that has none."""
+    """A device without memory."""
 
     device = torch.device("meta")
 
@@ -69,7 +69,7 @@ def rehearse(decoder: Decoder, config: EngineConfig, device: torch.device, vocab
         tokens=tokens[-1],
     )
     for size in SIZES:
-        # As they are, and padded as a recorded step is.
+        # Once eagerly, and once padded as in a recorded step.
         for count in {size, *(each for each in tokens if each >= size)}:
             if count <= tokens[-1] and (count == size or count <= 2 * max(SIZES)):
                 forward(count, rows[0], False)
@@ -86,7 +86,7 @@ def rehearse(decoder: Decoder, config: EngineConfig, device: torch.device, vocab
 def _as_it_is(
     decoder: Decoder, kv: list[KVCache], tokens: int, block_size: int, vocab_size: int
 ) -> None:
-    """Compute a step of one new row as the host launches it, and draw of each of its tokens."""
+    """Compute a step of one new row eagerly, and draw after each of its tokens."""
     words = torch.empty(tokens, dtype=torch.int64, device="meta")
     blocks, length, starts = (
         torch.empty(shape, dtype=torch.int32, device="meta")
@@ -109,21 +109,21 @@ def _predict(
     one: ForwardPass,
     vocab_size: int,
 ) -> None:
-    """Predict a token after each at `positions`, which pass `one` computed, and a further one."""
+    """Predict a token after each one at `positions`, which pass `one` computed, and one more."""
     states = decoder.predict(positions, positions, hidden, one)
     decoder.predict_further(positions, positions, states, one)
     _draw(decoder.predicted_logits(states)[:, :vocab_size])
 
 
 def _draws(decoder: Decoder, hidden: torch.Tensor, vocab_size: int) -> None:
-    """Draw from the logits of hidden states, as they are and as they are once they are changed."""
+    """Draw from the logits of hidden states, unchanged and changed."""
     logits = decoder.logits(hidden)[:, :vocab_size]
     for each in (logits, logits.contiguous()):
         _draw(each)
 
 
 def _draw(logits: torch.Tensor) -> None:
-    """Draw from logits `[n, vocab]` in each way of a step that is not recorded."""
+    """Draw from logits `[n, vocab]` in each way of an unrecorded step."""
     n = len(logits)
     words, reals = (
         torch.empty(n, dtype=kind, device="meta") for kind in (torch.int64, torch.float32)

@@ -23,13 +23,13 @@ _NOWHERE = 2
 
 
 class Staging:
-    """Pinned memory for what one step sends to the device. Later steps reuse it once the step is
+    """Pinned memory for all that one step sends to the device. It is reused once the step is
     collected."""
 
     def __init__(self) -> None:
-        #: For changes of the slots' state, by capacity.
+        #: Buffers for changes of the slots' state, by capacity.
         self.buffers: dict[int, tuple[torch.Tensor, I64, I32]] = {}
-        #: For the inputs of a recorded pass, as large as any had to be.
+        #: A buffer for the inputs of a recorded pass, as large as the largest so far.
         self.inputs: torch.Tensor | None = None
 
 

@@ -1,8 +1,8 @@
-"""`StepThreads`: how many threads a step on a CPU takes beside other programs.
+"""`StepThreads` decides how many threads a step on a CPU uses beside other programs.
 
-A parallel region ends when its last thread does. Where another program has the core of one, the
-others wait for that thread's next turn, some milliseconds, hundreds of times in a step: two
-threads are then many times slower than one. So a step takes as many as there are cores free.
+A parallel region ends when its last thread does. If another program has the core of one thread, the
+others wait some milliseconds for its next turn, hundreds of times in a step: two threads are then
+many times slower than one. So a step uses as many threads as there are free cores.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from asyncinfer.machine import busy_seconds, read_lines, running_threads
 
 __all__ = ["StepThreads"]
 
-#: Seconds between looks. The system counts the time of cores in hundredths.
+#: Seconds between looks. The system counts cores' time in hundredths of a second.
 INTERVAL: Final = 0.2
-#: A thread more needs so much of another core, and it is given up below half of one. In between
-#: the number stays, since a change moves the data of caches.
+#: Another thread is added for this much of another free core, and removed below half of one. In
+#: between the number stays, since a change moves data between caches.
 _WANTED: Final = 0.75
 _KEPT: Final = 0.5
-#: Where the step's own threads had less than this share of one core since the last look, the
-#: engine was idle, and what others took meanwhile says little about now.
+#: If the step's own threads used less than this share of a core since the last look, the engine was
+#: idle, and the time of other programs says little about now.
 _IDLE: Final = 0.5
-#: Readings of what runs now, of which the least counts, and the seconds between two: a thread that
-#: has just called the engine is about to wait for it.
+#: Readings of the running threads, of which the least counts, and the seconds between two: a thread
+#: that has just called the engine is about to wait for it.
 _READINGS: Final = 3
 _BETWEEN: Final = 0.0005
 
 
 class StepThreads:
-    """Follows the cores that other threads leave. Belongs to the thread that computes steps.
+    """Follows how many cores other threads leave free, for the thread that computes steps.
 
-    What others take is what all took, less what the step's own threads did: these are known by
-    their name, see `name_thread`. The load of a machine or the time that threads wait would not
-    tell, since a step's threads wait for each other as well.
+    The time of other threads is the time of all, less that of the step's own threads, which are
+    known by their name: see `name_thread`. A machine's load or waiting times would not do, since a
+    step's threads wait for each other as well.
 
-    After a time without steps, such as the turn of an agent's tool, a program that was busy may be
-    waiting for the engine. So what runs at that moment counts, if it is less.
+    After a time without steps, such as the run of a tool, a busy program may now wait for the
+    engine. Then the threads that run at this moment count, if they are fewer.
 
     Args:
         most: threads that a step takes where nobody else computes.
@@ -76,7 +76,7 @@ class StepThreads:
         self._before = used()
 
     def adapt(self) -> None:
-        """Take more threads or fewer, if it is time to look. Called before every step."""
+        """Use more threads or fewer, if a look is due. Called before every step."""
         now = self._clock()
         if now - self._looked >= INTERVAL:
             self._look(now)
@@ -116,8 +116,8 @@ class StepThreads:
 
     @classmethod
     def here(cls) -> StepThreads | None:
-        """Those of the thread that calls, which `name_thread` has named; None where there is
-        nothing to choose or the system does not tell."""
+        """`StepThreads` for the calling thread, which `name_thread` has named; None if there is no
+        choice, or if the system does not tell."""
         name = thread_name(threading.get_native_id())
         most = torch.get_num_threads()
         if most < 2 or name is None or not name.startswith(NAME) or not set_thread_count(most):
@@ -130,7 +130,7 @@ class StepThreads:
             return None if everybody is None or ours is None else (everybody, ours)
 
         def running() -> int | None:
-            # Those of the whole machine: where it has more cores, they say nothing of ours.
+            # Counts the whole machine: if that has more cores, the number says nothing about ours.
             found = running_threads() if len(cores) == os.cpu_count() else None
             return None if found is None else max(0, found - 1)
 
@@ -140,13 +140,13 @@ class StepThreads:
 
 
 class _OwnTime:
-    """Seconds that threads of one name have computed, those that have ended included."""
+    """Seconds that threads of one name have computed, including threads that have ended."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        #: Whether each thread of the process has that name.
+        #: For each thread of the process, whether it has that name.
         self._known: dict[str, bool] = {}
-        #: What each that has it had computed when it was last looked at, in nanoseconds.
+        #: For each of these threads, its nanoseconds at the last look.
         self._last: dict[str, int] = {}
         self._total = 0
 

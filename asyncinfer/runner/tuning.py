@@ -1,4 +1,4 @@
-"""What a measurement has chosen for a device's kernels, taken when an engine opens."""
+"""Chooses a device's tiles and splits by measurement when an engine opens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["choose_tuning", "tuning_shapes"]
 
 
 def tuning_shapes(model: ModelConfig, trial: TrialShapes) -> TuningShapes:
-    """What kernels are measured with for a model, whose trial has the shapes `trial`."""
+    """The shapes for measuring the kernels of a model, whose trial has the shapes `trial`."""
     products = {(model.vocab_size, model.hidden_size): None}
     for name, packed in tensor_table(model).items():
         matrix = name.endswith(".weight") and len(packed.shape) == 2
@@ -59,6 +59,6 @@ def _found(
     try:
         measured = measure_in_child(shapes, device)
     except NoProcess:
-        # A candidate that crashes is not to take the program with it.
+        # A crashing candidate must not take the program with it, so nothing is measured here.
         return {}
     return records.keep(shapes, device, measured)

@@ -1,4 +1,4 @@
-"""Options that some models cannot meet."""
+"""Refuses options that a model does not support."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["check_options"]
 def check_options(
     config: EngineConfig, model: ModelConfig, device: torch.device, one_group: bool
 ) -> None:
-    """Raise `ModelLoadError` for options that `model` cannot meet. `one_group`: it is to be a draft
-    model."""
+    """Raise `ModelLoadError` for options that `model` does not support. `one_group`: it will be a
+    draft model."""
     if model.bidirectional:
         _check_plain(config, device, one_group, "a model whose tokens see each other")
         if (config.max_context or 0) > config.max_step_tokens:
@@ -44,8 +44,7 @@ def check_options(
 
 
 def _check_plain(config: EngineConfig, device: torch.device, one_group: bool, model: str) -> None:
-    """Refuse whatever only attention to earlier tokens over KV can meet. `model`: what errors call
-    the model."""
+    """Refuse every option that needs causal attention over KV. `model`: its name in errors."""
     if one_group:
         raise ModelLoadError(f"{model} cannot be a draft model")
     if device.type != "cpu":

@@ -1,5 +1,5 @@
-"""Steps of every size before a GPU's runner serves anybody: what a step needs compiled is compiled
-then, and not while a stream waits."""
+"""Runs steps of every size before a GPU's runner serves anybody, so that no kernel compiles while a
+stream waits."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _WAYS: Final[tuple[dict[str, Any], ...]] = (
     {"temperature": 1.0},
     {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
 )
-#: One for each way in which Triton's kernels draw, from logits as the model gives them and from
-#: those that something has changed.
+#: One request for each way in which Triton's kernels draw, from the model's logits unchanged and
+#: changed.
 _DRAWS: Final = tuple(
     SamplingParams(presence_penalty=penalty, **way) for penalty in (0.0, 0.5) for way in _WAYS
 )
 
 
 def warm_up(runner: ModelRunner) -> None:
-    """Have a runner that has served nobody compute a step of each kind and size, as it is and as it
-    would be recorded; nothing is. A kernel that cannot be launched is a fallback, as in any step.
+    """Have a new runner compute a step of each kind and size, eagerly and as it would be recorded;
+    nothing is recorded. A kernel that cannot be launched is a fallback, as in any step.
 
-    Where a step has no memory it is left out, with those that are larger. Raises `DeviceError`
-    where the device fails, and `KernelError` where a deterministic runner has no fallback.
+    A step that lacks memory is left out, and so are larger ones. Raises `DeviceError` where the
+    device fails, and `KernelError` in a deterministic runner, which has no fallback.
     """
     executor = runner.executor
     try:
         with executor.unrecorded():
-            # Where a recording fails, later steps are computed so.
+            # A step is computed so if its recording fails.
             with executor.unreplayed() as replays:
                 _every_step(runner)
             if replays:
@@ -62,13 +62,13 @@ def _every_step(runner: ModelRunner) -> None:
 
 
 def _up_to(most: int) -> list[int]:
-    """The sizes up to `most`, and `most` where it lies below the last."""
+    """The sizes up to `most`, and `most` itself if it is below the last size."""
     return sorted({min(size, most) for size in SIZES if most > 0})
 
 
 def _compute(runner: ModelRunner, counts: Sequence[int], params: SamplingParams) -> None:
-    """A step of new sequences, whose rows have so many tokens. They share their pages: what is
-    computed is nobody's answer."""
+    """A step of new sequences, whose rows have so many tokens. They share pages, since nobody reads
+    their answers."""
     if not wants_triton():
         return
     groups = runner.spec.groups

@@ -54,8 +54,8 @@ class PluginSamplers:
             )
 
         self._groups = SamplerGroups(open_sampler)
-        #: What `roll_back` restores, cleared once the step stands: of each plugin that the current
-        #: step has called, the slots it was called for, and their state before.
+        #: For `roll_back`, cleared once the step stands: for each plugin that the current step has
+        #: called, the slots of the call, and their states before it.
         self.before: list[tuple[GuardedSampler, torch.Tensor, list[torch.Tensor]]] = []
 
     @property
@@ -72,7 +72,7 @@ class PluginSamplers:
         self._groups.leave(slot)
 
     def roll_back(self) -> None:
-        """Give every plugin that the last step called the state from before it."""
+        """Restore each plugin that the last step called to its state before that step."""
         for plugin, slots, state in self.before:
             try:
                 plugin.restore(slots, state)
@@ -144,7 +144,7 @@ class PluginSamplers:
                     raise plugin.fault(_DREW)
             except PluginFault as fault:
                 call.tokens = call.verdict = None
-                # Frames know those that called them, and so this one, which has the call.
+                # Frames refer to their callers, and so to this one, which has the call.
                 drop_frames(fault)
                 call.fault = fault
                 return calls

@@ -28,7 +28,7 @@ __all__ = ["Sampled", "SamplingState", "draw_bytes"]
 
 I64 = npt.NDArray[np.int64]
 
-#: Just above the weight of a token that cannot win the race of a draw (`reference/sample.py`).
+#: Just above the weight of a token that cannot win a draw's race (`reference/sample.py`).
 _NOTHING = math.exp(NEVER) * 1.00001
 # Made once: taking flags apart and together takes microseconds.
 _FILTERS = tuple(Uses.FILTERS)
@@ -137,7 +137,7 @@ class SamplingState:
         self._plugins.leave(slot)
 
     def commit(self) -> None:
-        """The last step stands: `roll_back` no longer undoes it."""
+        """The last step stands, so `roll_back` can no longer undo it."""
         self._plugins.before.clear()
 
     def roll_back(self) -> None:
@@ -211,8 +211,8 @@ class SamplingState:
         return sampled
 
     def guess(self, logits: torch.Tensor, slots: I64, positions: I64) -> torch.Tensor:
-        """int64 `[n]`: a token for each row by its temperature, its filters and its random numbers
-        alone. Arguments as for `sample`; nothing is changed."""
+        """int64 `[n]`: a token for each row, by its temperature, filters and random numbers alone.
+        Arguments as for `sample`; no state changes."""
         table = self._table[slots]
         peak, tokens = logits.max(dim=-1)
         drawn = np.flatnonzero(table["uses"] & Uses.DRAW)

@@ -29,7 +29,7 @@ class Admitter:
         *,
         whole_prompts: bool = False,
     ) -> None:
-        """`whole_prompts`: as the runner's `RunnerSpec` says."""
+        """`whole_prompts`: see `RunnerSpec.whole_prompts`."""
         self._block_size = block_size
         self._whole_prompts = whole_prompts
         self._states = states
@@ -57,7 +57,7 @@ class Admitter:
             if self._whole_prompts and len(sequence.tokens) > budget:
                 if step.sequences:
                     return
-                # It cannot be parted either.
+                # A whole prompt is computed in one step.
                 budget = len(sequence.tokens)
             if self._hopeless(sequence) or (guide is not None and (guide.slot >= 0 or budget < 2)):
                 # A step in flight may still use what the guide owns.

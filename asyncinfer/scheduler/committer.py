@@ -52,7 +52,7 @@ class Committer:
                 continue
             sequence.committed = committed = sequence.committed + 1
             if not committed % size:
-                # `_publish` but for `advance`: nobody waits for the prefix of one that decodes.
+                # `_publish` without `advance`: nobody waits for the prefix of a decoding sequence.
                 self._blocks.publish(sequence, committed)
                 self._blocks.trim(sequence, committed)
             known = sequence.tokens
@@ -70,7 +70,7 @@ class Committer:
         drawn, right = draws, len(draft)
         sequence.committed += step.counts[row]
         if guides and draws and error is None:
-            # It goes on by what the row before it has drawn.
+            # A guide goes on with the token that its sequence drew, in the row before.
             drawn = step.drawn[row - 1] or ()
             right = agreed(draft, drawn)
         elif draws and error is None and sequence.state is not FINISHED and not beam:
@@ -105,7 +105,7 @@ class Committer:
             if guides:
                 step.drawn[row] = ()
             elif drawn and beam:
-                # What follows is chosen among all beams: this draw appends nothing.
+                # The successors are chosen among all beams, so this draw appends nothing.
                 step.drawn[row] = drawn
                 sequence.draws_left += 1
                 self._counters.generated_tokens += 1

@@ -18,12 +18,12 @@ __all__ = ["DraftModel"]
 
 @dataclass(slots=True)
 class _Cached:
-    """What the draft model keeps of one answer between two drafts. It is a `Tabled`, so that the
-    block manager can give it pages."""
+    """What the draft model keeps of an answer between two drafts. The block manager treats it like
+    a sequence, as a `Tabled`."""
 
     params: SamplingParams
     namespace: Namespace
-    #: The pages of its tokens; its blocks in the prefix cache. `BlockManager` writes these.
+    #: Its pages, and its blocks in the prefix cache. `BlockManager` writes these.
     tables: list[BlockTable] = field(default_factory=list)
     capacity: int = 0
     keys: list[bytes] = field(default_factory=list)
@@ -32,10 +32,9 @@ class _Cached:
     conversation: None = None
     #: Tokens whose KV is in its pages.
     computed: int = 0
-    #: The answer's tokens, prompt included, when its last draft was asked for. An array copies them
-    #: at next to no cost.
+    #: The answer's tokens, prompt included, at its last draft. An array is cheap to copy.
     tokens: array[int] = field(default_factory=lambda: array("i"))
-    #: What the model drew after those.
+    #: The tokens that the model drew after those.
     drawn: list[int] = field(default_factory=list)
 
 
@@ -56,38 +55,38 @@ class DraftModel:
     It draws with the random numbers of the answer, those of its seed and position. The two models
     then draw the same token far more often than with numbers of their own.
 
-    It draws by the request's sampling options alone: it knows no grammar, no plugin and no adapter.
+    It draws by the request's sampling options alone, without grammar, plugins and adapters.
 
-    Its KV has pages of its own, and a prefix cache over them. An answer has the pages of all its
-    tokens or none. Where none are left, the answer that was asked for longest ago loses its own.
-    The next draft forgets what was guessed wrong. A draft computes at most `max_step_tokens` known
-    tokens: a long prompt is read in parts, with a step of the large model between. An answer whose
-    prefix another one is reading waits for that prefix.
+    Its KV has pages of its own, with a prefix cache. An answer has pages for all of its tokens or
+    for none. When pages run out, the answer whose last draft is oldest loses its pages. The next
+    draft drops wrong guesses. A draft computes at most `max_step_tokens` known tokens: a long
+    prompt is read in parts, between steps of the large model. An answer waits for a prefix that
+    another answer is reading.
     """
 
     name: Final = "draft-model"
 
     def __init__(self, runner: StepRunner, cache: PrefixCache | None = None) -> None:
-        """Nobody else may use `runner`, which has one KV group, or `cache`, which is made for its
+        """The draft model owns `runner`, which has one KV group, and `cache`, made for the runner's
         `block_size`; None computes every prompt."""
         assert len(runner.spec.groups) == 1, "one table for each answer"
         self._runner = runner
         self.cache: Final = cache
         self._spec = runner.spec
         self._blocks = BlockManager.of(runner.spec.groups, runner.spec.block_size, cache)
-        #: By answer, the one that was asked for last at the end.
+        #: By answer, in the order of their last drafts.
         self._cached: dict[DraftRequest, _Cached] = {}
-        #: Slots of the last draft, from 0 on, which the next one leaves.
+        #: How many slots the last draft used, from 0 on. The next draft frees them.
         self._taken = 0
         self._steps = 0
-        #: Whether the last draft computed more than the tokens that answers had gained meanwhile.
+        #: Whether the last draft computed more than the tokens that answers had gained.
         self.behind = False
-        #: The answers that the last draft was computed for in vain.
+        #: The answers for which the last draft was computed but gave no tokens.
         self.failed: set[DraftRequest] = set()
 
     @property
     def pages_free(self) -> int:
-        """Pages that no answer has; the prefix cache may hold them."""
+        """Pages that no answer has, those of the prefix cache included."""
         return self._blocks.available
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]:
@@ -121,7 +120,7 @@ class DraftModel:
     def _row(
         self, request: DraftRequest, budget: int, asked: set[DraftRequest], reading: set[bytes]
     ) -> _Row | None:
-        """The answer's row, with pages for it; None where there is no room, or another row computes
+        """The answer's row, with pages for it; None if there is no room, or if another row computes
         its next block. `reading`: keys of the blocks that rows compute."""
         known = request.length
         draws = min(request.most, self._spec.max_context - known)
@@ -149,7 +148,7 @@ class DraftModel:
             return None
         reading.update(next_key)
         missing = known - cached.computed
-        # No KV have the last token of the last draft and the token that the answer drew after it.
+        # The last drafted token and the token that the answer then drew have no KV yet.
         self.behind |= missing > 1 + len(drawn)
         cached.drawn = []
         return _Row(request, cached, min(missing, budget), draws if missing <= budget else 0)
@@ -161,8 +160,8 @@ class DraftModel:
         return cached.keys[first : first + 1]
 
     def _grow(self, cached: _Cached, tokens: int, asked: set[DraftRequest]) -> bool:
-        """Give an answer the pages of so many tokens. Takes them from answers that are not asked
-        for, until that is enough."""
+        """Give an answer pages for so many tokens, taken from answers that are not in `asked` if
+        need be."""
         missing = self._blocks.missing(cached, tokens)
         for other in [request for request in self._cached if request not in asked]:
             if missing > self._blocks.available:
@@ -204,21 +203,21 @@ class DraftModel:
         try:
             result = self._runner.collect(self._runner.launch(step))
         except MemoryError:
-            # The step did not happen. What earlier steps drew is a draft all the same.
+            # The step was not run. Tokens of earlier steps are a draft all the same.
             return False
         tokens = iter(result.tokens)
         for index, slot in enumerate(step.slots):
             row = rows[slot]
             drawn = next(tokens) if step.samples[index] else None
             if index in result.failed:
-                # Its logits are not finite, or its options bar every token.
+                # The logits are not finite, or the options bar every token.
                 row.draws = 0
                 self.end(row.request)
                 if not row.cached.drawn:
                     self.failed.add(row.request)
                 continue
             row.cached.computed += step.counts[index]
-            # The last known token may be computed again.
+            # The last known token has to be computed again.
             whole = min(row.cached.computed, len(row.cached.tokens) - 1)
             self._blocks.publish(row.cached, whole)
             if drawn is not None:
@@ -234,5 +233,5 @@ def _add(step: Step, slot: int, start: int, count: int, *, draws: bool) -> None:
 
 
 def _drawn_by(params: SamplingParams) -> SamplingParams:
-    """The options that decide what is drawn: logprobs are of no use to a draft."""
+    """The options that decide which token is drawn, which logprobs do not."""
     return replace(params, logprobs=None, prompt_logprobs=None, logprob_token_ids=None)

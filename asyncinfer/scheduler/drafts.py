@@ -1,4 +1,4 @@
-"""`Drafts`: the drafts of one step, and how much of each has room."""
+"""`Drafts`: the drafts of one step, cut to the tokens and pages that are left."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["Drafts"]
 
 
 class Drafts:
-    """Has drafts made, and cuts them to the tokens and pages that are left. No sequence loses its
-    pages for the draft of another one."""
+    """Has drafts made, and cuts them to the tokens and pages that are left. No sequence loses pages
+    for another one's draft."""
 
     def __init__(self, states: SequenceStates) -> None:
         self._states = states
@@ -21,8 +21,8 @@ class Drafts:
         self._blocks = states.slots.blocks
 
     def make(self, step: Step, sequences: abc.Sequence[Sequence], budget: int) -> int:
-        """Have drafts made for those of the sequences that may have one in this step, and that go
-        on with their answers. Returns how many drafted tokens the step has room for."""
+        """Have drafts made for those sequences that may have one in this step and go on with their
+        answers. Returns how many drafted tokens the step has room for."""
         states = self._states
         rows = [each for one in sequences for each in (one, one.guide) if each is not None]
         room = budget - sum([each.chunk(budget) for each in rows])
@@ -42,9 +42,8 @@ class Drafts:
         return room
 
     def cut(self, sequence: Sequence, chunk: int, room: int) -> abc.Sequence[int]:
-        """As much of the sequence's draft as fits after its `chunk` query tokens, with pages for
-        it; and for its guide, if it has one, which computes the last known token and the draft,
-        too."""
+        """The part of the sequence's draft that fits after its `chunk` query tokens, with pages for
+        it and for its guide, if any, which computes the draft as well."""
         drafter, pair = sequence.drafter, [sequence]
         if drafter is None or not drafter.draft or room <= 0:
             return ()
@@ -63,5 +62,5 @@ class Drafts:
         return draft
 
     def _missing(self, pair: abc.Sequence[Sequence], drafted: int) -> list[int]:
-        """Pages that each lacks for so many drafted tokens."""
+        """The pages that each of a pair lacks for so many drafted tokens."""
         return [self._blocks.missing(each, each.total_known + drafted) for each in pair]

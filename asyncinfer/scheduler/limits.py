@@ -39,7 +39,7 @@ def check_fits(
             raise InvalidRequest(
                 "prompt_logprobs", prompt_logprobs, f"must be None, since {vectors}"
             )
-    # Where an answer is wanted it has one token at least.
+    # An answer that is wanted has one token at least.
     longest = context if max_tokens == 0 else context - 1
     if prompt_len > longest:
         bound = f"at most {longest} fit the context of {context} tokens ({spec.context_bound})"

@@ -1,4 +1,4 @@
-"""Which pages come free when the steps in flight are committed."""
+"""Forecasts which pages become free when the steps in flight are committed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def expected_blocks(states: SequenceStates) -> int:
 
 
 def incoming_pages(states: SequenceStates) -> list[int]:
-    """Pages of each KV group that come free: those of leaving sequences, and those that no later
-    token of a running sequence needs."""
+    """The pages that become free in each KV group: those of leaving sequences, and those that no
+    later token of a running sequence needs."""
     leaving = states.leaving.values()
     moving = [sequence for sequence in states.running() if sequence.in_flight]
     return [
-        # The first group keeps what lies behind a sequence.
+        # The first group keeps pages of all tokens.
         _incoming(index, group, leaving, moving if index else ())
         for index, group in enumerate(states.slots.blocks.groups)
     ]

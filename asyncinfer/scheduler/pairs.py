@@ -15,10 +15,9 @@ __all__ = ["Pairs"]
 
 
 class Pairs:
-    """Plans a guided sequence and its guide together, one step at a time: each draw of the one
-    needs the logits of the other. So the last known tokens of both are in one step, and whichever
-    has fewer of them left waits for that before its last one. A draft is verified by both, at as
-    many positions."""
+    """Plans a guided sequence and its guide together, one step at a time, since each draw needs the
+    logits of both. Their last known tokens are therefore in one step, and the sequence with fewer
+    tokens left waits before its last one. Both verify a draft, at as many positions."""
 
     def __init__(self, states: SequenceStates, drafts: Drafts) -> None:
         self._states = states
@@ -27,14 +26,14 @@ class Pairs:
         self._blocks: BlockManager = states.slots.blocks
 
     def going_on(self) -> list[Sequence]:
-        """The guided sequences whose next step goes on with their answers."""
+        """The guided sequences that decode in the next step."""
         return self._ready(answers=True)
 
     def add_answers(
         self, step: Step, pairs: abc.Sequence[Sequence], budget: int, room: int
     ) -> tuple[int, int]:
-        """Add the pairs that go on with an answer, with their drafts. Returns what is left of the
-        budget, and of the room for drafted tokens."""
+        """Add the pairs that decode, with their drafts. Returns what is left of the budget, and of
+        the room for drafted tokens."""
         for sequence in pairs:
             count, drafted = self._add(step, sequence, budget, room)
             budget -= count + drafted
@@ -42,8 +41,8 @@ class Pairs:
         return budget, room
 
     def add_prompts(self, step: Step, budget: int) -> int:
-        """Add the pairs whose prompts, or answers after a preemption, are being computed. Returns
-        what is left of the budget."""
+        """Add the pairs whose known tokens are still being computed. Returns what is left of the
+        budget."""
         for sequence in self._ready(answers=False):
             budget -= self._add(step, sequence, budget, 0)[0]
         return budget
@@ -82,7 +81,7 @@ class Pairs:
             step.guided[row - 1] = row, sequence.params.guidance_scale
 
     def _ready(self, *, answers: bool) -> list[Sequence]:
-        """Guided sequences that may have a row: both of the pair decode, or not yet."""
+        """Guided sequences that may have a row; `answers`: those that decode, or the others."""
         states = self._states
         ready = []
         for sequence in states.paired.values():
@@ -94,11 +93,11 @@ class Pairs:
         return ready
 
     def _add(self, step: Step, sequence: Sequence, budget: int, room: int) -> tuple[int, int]:
-        """Add the rows of a pair, as far as there is budget. Returns how many known tokens they
-        compute, and how many drafted ones."""
+        """Add the rows of a pair, as far as the budget goes. Returns how many known and how many
+        drafted tokens they compute."""
         states, guide = self._states, sequence.guide
         assert guide is not None
-        # A step of nothing else has room for a pair, however small steps have become.
+        # A step without other rows has room for a pair, however small steps have become.
         counts = self.chunks(sequence, guide, budget if step.sequences else max(2, budget))
         if not any(counts):
             return 0, 0
@@ -106,7 +105,7 @@ class Pairs:
             self._slots.grow(each, self._blocks.missing(each, each.computed + count))
         draft = self._drafts.cut(sequence, counts[0], room)
         self.add_rows(step, sequence, counts, draft)
-        # The next step begins with those that had no room in this one.
+        # The next step begins with the pairs that found no room in this one.
         states.paired[sequence.id] = states.paired.pop(sequence.id)
         return sum(counts), 2 * len(draft)
 

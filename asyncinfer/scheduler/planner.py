@@ -1,5 +1,5 @@
-"""`Planner` builds one step out of the sequences there are. `StepBudget` says how large it may be,
-`Pace` how many may be in flight."""
+"""`Planner` builds one step from the sequences there are. `StepBudget` bounds the tokens of a step,
+`Pace` the number of steps in flight."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _LAST: Final = 0.1
 
 
 class Planner:
-    """Decode rows first, then chunks of prompts already begun, then admission, all under one
-    budget of query tokens. Beside answers, prompts have their pace as well."""
+    """Fills a step in this order, under one budget of query tokens: decode rows, chunks of prompts
+    already begun, new requests. Beside answers, `PromptPace` bounds prompts as well."""
 
     def __init__(self, spec: RunnerSpec, states: SequenceStates, counters: Counters) -> None:
         self._block_size = spec.block_size
@@ -80,7 +80,7 @@ class Planner:
         needy = [r for r in decoding if r.computed == r.capacity and r.draws_left]
         if min(len(states.decoding), rows) < self.budget.tokens:
             others = chain(states.stepwise.values(), states.prefilling.values())
-            # Of a prompt without an answer, nothing may be left to compute.
+            # A prompt without an answer may have nothing left to compute.
             needy += [
                 r for r in others if r.computed == r.capacity and r.chunk(1) and not _awaits(r)
             ]
@@ -207,7 +207,7 @@ class StepBudget:
 
 
 class Pace:
-    """Launches the next step while one runs, and a few more where steps are short.
+    """Decides how many steps are in flight: one more than runs, or several if steps are short.
 
     Args:
         fixed: steps in flight that were asked for; None leaves them to the pace.
@@ -219,12 +219,12 @@ class Pace:
         self._most = most if fixed is None else fixed
         self._before: float | None = None
         self._seconds = 0.0
-        #: Steps in flight at most.
+        #: The most steps in flight.
         self.ahead = self._least
 
     def stepped(self, now: float | None) -> None:
-        """A step was committed at `now`, in seconds, with another in flight; None: with none, so
-        that what comes next measures nothing."""
+        """A step was committed at `now`, in seconds, with another one in flight; None: with none in
+        flight, so the time to the next commit measures nothing."""
         before, self._before = self._before, now
         if self._least == self._most or now is None or before is None:
             return

@@ -1,4 +1,4 @@
-"""`PromptPace`: how many tokens of prompts share a step with answers."""
+"""`PromptPace` bounds the prompt tokens that share a step with answers."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from asyncinfer.speculation import StepCosts
 
 __all__ = ["PromptPace"]
 
-#: Steps whose median tells the speed: one that was held up changes nothing, two of three do.
+#: The steps whose median is the speed: of three, one slow step changes nothing, two do.
 _RECENT: Final = 3
-#: Blocks of a prompt's chunk before any speed is known.
+#: Blocks in a prompt's chunk before any speed is known.
 _FIRST_BLOCKS: Final = 4
-#: Chunks of more than a block are multiples of so many tokens, or of a smaller block: products come
-#: in few shapes, and little of the target is left unused.
+#: Chunks above a block are multiples of so many tokens, or of a smaller block: products then come
+#: in few shapes, and little of the target is unused.
 _GRAIN: Final = 8
-#: Where answers by themselves take longer than the target, a step takes so many times as long as
-#: they do. A prompt so has a third of the time, however slow the machine is.
+#: Where answers alone take longer than the target, a step may take so many times as long as they
+#: do. A prompt thus gets a third of the time, however slow the machine is.
 _SLOWED: Final = 1.5
-#: By so much the least seconds for a token are forgotten with each step, in case the machine has
+#: The factor by which the least seconds per token grow with each step, in case the machine has
 #: become slower.
 _FORGOTTEN: Final = 1.01
-#: The share of what answers alone take that is no part of a prompt's speed. The rest is, in case
-#: the machine has become faster since that was measured.
+#: The share of the time of answers alone that is subtracted from a step with prompts. It is below
+#: one, in case the machine has become faster since that time was measured.
 _KNOWN: Final = 0.75
 
 
 class PromptPace:
-    """Fits the chunks of prompts to a time, so that answers in the same steps keep their pace.
+    """Fits prompt chunks to a time, so that answers in the same steps keep their pace.
 
-    The speed of prompts is that of the last steps with them, less what their answers would have
-    taken alone. As steps have costs of their own, a chunk is too small at first, and grows from
-    step to step until its step takes the target.
+    The speed of prompts is measured on the last steps with prompts, less the time that answers
+    alone would have taken. Since steps have a fixed cost, chunks are too small at first, and grow
+    from step to step until a step takes the target.
 
     Args:
         target: seconds that a step with answers should take; None: as long as it does.
@@ -47,16 +47,16 @@ class PromptPace:
         self._target = inf if target is None else target
         self._block_size = block_size
         self._costs = costs
-        #: Of each of the last steps with prompts: its seconds, and those for a token of a prompt.
+        #: For each of the last steps with prompts: its seconds, and its seconds per prompt token.
         self._seconds: deque[float] = deque(maxlen=_RECENT)
         self._each: deque[float] = deque(maxlen=_RECENT)
-        #: The least seconds that a token of a prompt took: in a large chunk, which the step's own
-        #: costs are a small part of.
+        #: The least seconds per prompt token, measured in a large chunk, where the fixed cost of a
+        #: step matters least.
         self._least = inf
 
     def room(self, answers: int) -> float:
-        """Tokens of prompts for a step that also has rows of `answers`: a block of them at least,
-        so that a prompt always moves on; infinity where nobody waits for the step."""
+        """The most prompt tokens of a step that also has rows of `answers`: at least a block of
+        them, so that prompts always progress; infinity if nobody waits for the step."""
         if not answers or self._target == inf:
             return inf
         size, grain = self._block_size, min(self._block_size, _GRAIN)
@@ -70,7 +70,7 @@ class PromptPace:
         return float(max(size, round(seconds / each / grain) * grain))
 
     def seconds(self, tokens: int) -> float:
-        """What so many tokens of a prompt take at least; 0.0 before any speed is known."""
+        """The least seconds that so many prompt tokens take; 0.0 before any speed is known."""
         return tokens * self._least if self._least < inf else 0.0
 
     def computed(self, step: Step, seconds: float) -> None:
@@ -85,6 +85,6 @@ class PromptPace:
                 self._least = min(_FORGOTTEN * self._least, each)
 
     def _alone(self, answers: int, most: float) -> float:
-        """Seconds of a step of answers alone. It takes no longer than the same with prompts, which
-        is `most`, whatever was measured long ago."""
+        """Seconds of a step of answers alone, at most `most`, the time of the same step with
+        prompts: an old measurement may be too high."""
         return min(most, self._costs.seconds(answers)) if answers else 0.0

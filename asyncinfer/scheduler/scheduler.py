@@ -113,9 +113,9 @@ class Scheduler:
         self.states.resume(sequence)
 
     def converse(self, what: str, argument: Any, now: float) -> None:
-        """Note what happens to a conversation. `what` is "waiting" (for a tool) or "over", and
-        `argument` the conversation. Or `what` is "fork", and `argument` a pair: the second
-        conversation begins as the first one is."""
+        """Note that a conversation changed. `argument` is the conversation if `what` is "waiting"
+        (for a tool) or "over". If `what` is "fork", it is a pair: the second conversation begins as
+        the first one is now."""
         if self.cache is None:
             return
         self._set_time(now)
@@ -228,7 +228,7 @@ class Scheduler:
         states, counters, cache = self.states, self.counters, self.cache
         cached = pinned = 0
         if cache is not None:
-            # `PrefixCache.evictable`, written out: most steps ask for it twice.
+            # `PrefixCache.evictable`, inlined, since most steps need it twice.
             cached = len(cache.guard.evictable) + len(cache.conversations.idle)
             pinned = cache.conversations.pinned_blocks
         return SchedulerStats(

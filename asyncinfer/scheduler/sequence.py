@@ -101,8 +101,8 @@ class Sequence:
             arrival, deadline: monotonic seconds.
             scope, adapter: sequences that differ in either share no prefix.
             adapter_slot: where the runner has its adapter, -1 without one.
-            prompt_ids: a list is kept and not copied, so that answers to one prompt share it: it
-                must not change any more. The first token drawn makes a list of the sequence's own.
+            prompt_ids: a list is shared by answers to one prompt in place of being copied, so it
+                must not change any more. The first drawn token makes a copy of it.
             keys: `PrefixCache.keys(prompt_ids, scope, adapter)`, best computed off the engine's
                 thread; None leaves it to the scheduler. Kept and shared like `prompt_ids`.
             samplers, matcher, reasoning, drafter: made for this sequence alone.
@@ -114,8 +114,8 @@ class Sequence:
             prompt_len: tokens of the prompt; None where `prompt_ids` are no more than that.
             index: which of the `n` answers.
             fork_of: a sequence, added before this one, that computes all tokens but the last.
-            conversation: the one that this request belongs to, which has one request at a time.
-            scored: with prompt logprobs: how many prompt tokens from the second on need none.
+            conversation: the request's conversation, which has one request at a time.
+            scored: with prompt logprobs, how many prompt tokens, from the second on, need none.
             pooling: what the prompt's embedding is made of; None without one.
             guide: the sequence of its negative prompt, which computes what this one draws after its
                 own prompt. It is not added: the scheduler takes the two together, or neither.
@@ -207,12 +207,12 @@ class Sequence:
         self.committed = 0
         #: Prompt and answer, as far as committed.
         self.tokens = prompt_ids if isinstance(prompt_ids, list) else list(prompt_ids)
-        #: Prompt tokens whose logprob was committed or is not wanted.
+        #: Prompt tokens whose logprob was committed or is not needed.
         self.scored = scored
 
     @property
     def counted_as(self) -> SequenceState:
-        """Where the counters of an engine have it. Any thread."""
+        """Under which state the engine's counters include it. Any thread."""
         if self.state is SequenceState.NEW:
             return SequenceState.WAITING
         return self.after if self.state is SequenceState.LEAVING else self.state
@@ -239,7 +239,7 @@ class Sequence:
 
     @property
     def prompt_only(self) -> bool:
-        """Whether no answer is wanted: it ends when its prompt is computed."""
+        """Whether no answer is wanted, so that the sequence ends with its prompt."""
         return self.max_total == self.prompt_len
 
     @property

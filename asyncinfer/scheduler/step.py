@@ -45,13 +45,13 @@ class Join:
     candidates: int = 0
     #: Slot of its LoRA adapter, -1 without one.
     adapter: int = -1
-    #: It has a guide, or is one; both join in one step. Only checks of a runner look at it.
+    #: It has a guide or is one; both join in one step. Only runner checks read this.
     paired: bool = False
 
 
 @dataclass(slots=True)
 class ForcedTokens:
-    """Tokens that a slot's sequence goes on with, though the runner did not draw them."""
+    """Tokens that a slot's sequence continues with, though the runner did not draw them."""
 
     slot: int
     #: Position of the first of them in the sequence.
@@ -96,18 +96,18 @@ class Step:
     forced: list[ForcedTokens] = field(default_factory=list)
     #: Of each KV group; none at all where no table grows and nothing is copied.
     groups: list[PageChanges] = field(default_factory=list)
-    #: Rows that end with tokens that nobody has drawn yet: row -> these. They stand after all
-    #: tokens known, and the row draws at the position of each and at the one after them.
+    #: Rows that end with drafted tokens: row -> its draft, which follows all known tokens. The row
+    #: draws at the position of each drafted token, and at the one after them.
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     #: Rows whose prompt logprobs were asked for: row -> how many alternatives.
     prompt_logprobs: dict[int, int] = field(default_factory=dict)
     #: Rows of which hidden states are asked for: row -> "last" for that of its last token, "mean"
     #: for the sum over all.
     poolings: dict[int, str] = field(default_factory=dict)
-    #: Rows that draw with a guide: row -> the row of the guide, which is the next one and draws the
-    #: same token; and the scale.
+    #: Rows that draw with a guide: row -> the guide's row, which is the next one and draws the same
+    #: token; and the scale.
     guided: dict[int, tuple[int, float]] = field(default_factory=dict)
-    #: Rows of which it is wanted what may follow their draws: row -> how many tokens at most.
+    #: Rows whose following tokens should be predicted after their draws: row -> how many at most.
     predicts: dict[int, int] = field(default_factory=dict)
     #: Rows whose draw a mask restricts: row -> what gives the mask.
     matchers: dict[int, Matcher] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Step:
     began: float = 0.0
     #: Rows below this one go on with an answer: decode rows, and those of stepwise sequences.
     answers: int = 0
-    #: Whether a draft model read prompts before it, which took time.
+    #: Whether a draft model read prompts before this step, which took time.
     behind: bool = False
     #: What `StepRunner.launch` returned, for `collect`; None unless the step is in flight. The
     #: decode loop writes it.
@@ -164,9 +164,9 @@ class Step:
         self.samples = [1] * self.decodes
 
     def add_chunk(self, sequence: Sequence, count: int, draft: abc.Sequence[int] = ()) -> bool:
-        """Add a row of prompt tokens, or of answer tokens to be computed again. Returns whether
-        it draws, as it does after the last known token if there is to be an answer; only then it
-        may have a draft."""
+        """Add a row of prompt tokens, or of answer tokens that are computed again. Returns whether
+        it draws: only after the last known token, and if an answer is wanted. Only then it may have
+        a draft."""
         start = sequence.computed
         sequence.computed = end = start + count
         top = sequence.prompt_logprobs

@@ -28,10 +28,10 @@ class StepResult:
     prompt_logprobs: Mapping[int, RowLogprobs] = field(default_factory=dict)
     #: Row -> what `Step.poolings` asks for: float32 `[hidden]`, after the final norm.
     pooled: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
-    #: Row -> why it failed (NaN logits, a sampler that raised). Nothing of it is committed.
+    #: Row -> why it failed (NaN logits, a sampler that raised). Nothing of such a row is committed.
     failed: Mapping[int, Exception] = field(default_factory=dict)
-    #: Row of `Step.predicts` -> the position after the last token that it drew and that stands, as
-    #: far as its draft tells; and the tokens that may come there, one at least.
+    #: Row of `Step.predicts` -> the position after its last drawn token that its draft accepts; and
+    #: one or more tokens that may come there.
     predicted: Mapping[int, tuple[int, Sequence[int]]] = field(default_factory=dict)
     #: Row with a draft -> how many of its first draws can be used. The next one failed, which fails
     #: the request only if all drafted tokens before it are right.
@@ -52,7 +52,7 @@ class RunnerSpec:
     vocab_size: int
     #: Most query tokens in one step.
     max_step_tokens: int
-    #: Seconds that a step with answers should take, which bounds the prompts in it; None: no time.
+    #: The target seconds of a step with answers, which bounds prompts in it; None: no bound.
     step_target: float | None = None
     #: Whether it runs sampler plugins.
     samplers: bool = False
@@ -62,11 +62,11 @@ class RunnerSpec:
     drafts: bool = False
     #: Whether it computes guides: see `Step.guided`.
     guides: bool = False
-    #: Whether it takes a prompt in one step and no other way, and draws nothing after it: the
-    #: tokens of a prompt see each other.
+    #: Whether a prompt must be computed in one step, and nothing is drawn after it: its tokens
+    #: attend to each other in both directions.
     whole_prompts: bool = False
-    #: The method by which it predicts what follows a draw, see `Step.predicts`: "mtp" or "eagle3";
-    #: empty: it does not.
+    #: How the runner predicts the tokens after a draw, see `Step.predicts`: "mtp" or "eagle3";
+    #: empty if it does not.
     predicts: str = ""
     #: Size of the hidden states that it gives, see `Step.poolings`; 0: it gives none.
     hidden_size: int = 0

@@ -47,8 +47,8 @@ def verified(
 
 
 def agreed(draft: abc.Sequence[int], new: abc.Sequence[int]) -> int:
-    """How many tokens of the draft are among the new ones of a sequence and have their KV: the row
-    after this one draws from the last new token."""
+    """How many drafted tokens are among the new tokens of a sequence and have their KV. The next
+    row draws after the last new token."""
     right = 0
     while right < min(len(draft), len(new) - 1) and draft[right] == new[right]:
         right += 1

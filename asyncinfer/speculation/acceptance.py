@@ -11,19 +11,19 @@ __all__ = ["Acceptance"]
 
 #: Factor by which each new draft shrinks the weight of earlier ones.
 _FADING: Final = 0.8
-#: Tokens that the initial share counts for, as if they had been tried.
+#: The initial share counts as if so many tokens had been tried.
 _SUPPOSED: Final = 2.0
-#: The share of right tokens of a method that is always right.
+#: The share of right tokens of a method that never errs.
 _ALWAYS: Final = 0.99
-#: What a draft brings has to be so many times what it costs: both are estimates.
+#: A draft must save so many times its cost, since both are estimates.
 _MARGIN: Final = 1.2
-#: The longest draft of a method that has not paid yet, or no longer.
+#: The longest draft of a method that has not paid off yet, or no longer does.
 _PROBE: Final = 2
-#: After so many looks in a row that found nothing, the next one comes so many tokens later.
+#: After so many searches in a row without a result, the next search comes so many tokens later.
 _PATIENCE: Final = 4
 _UNTIL_LOOK: Final = 8
-#: Tokens at most of a draft after one that was wrong somewhere, and the factor by which one after a
-#: right one may be longer: where texts differ, it is not sure where they meet again.
+#: The most tokens of a draft after a wrong one, and the factor by which a draft may grow after a
+#: right one: where texts have diverged, it is uncertain where they agree again.
 _AFTER_WRONG: Final = 8
 _LONGER: Final = 4
 #: Tokens of the first rest of a method that does not pay, and of the longest.
@@ -32,10 +32,10 @@ _MOST_REST: Final = 1024
 
 
 class Acceptance:
-    """Says how many tokens to draft. A method that does not pay rests, each time for longer. After
-    a rest one short draft tells whether it has become better, unless steps are so full that no
-    draft would pay even if all of it were right. One that finds nothing to draft looks at every
-    eighth token only, since an answer without drafts decodes faster meanwhile."""
+    """Decides how many tokens to draft. A method that does not pay off rests, each time for longer.
+    After a rest one short draft tests it again, unless steps are so full that even a right draft
+    would not pay off. A method that finds nothing to draft searches at every eighth token only,
+    since an answer decodes faster meanwhile without drafts."""
 
     __slots__ = (
         "_accepted",
@@ -49,15 +49,15 @@ class Acceptance:
     )
 
     def __init__(self, supposed: float, most: int) -> None:
-        """`supposed`: the share of right tokens that counts until drafts were verified. A draft has
-        `most` tokens at most."""
+        """`supposed`: the assumed share of right tokens until drafts were verified. A draft has at
+        most `most` tokens."""
         self._most = self._limit = most
         self._tried = _SUPPOSED
         self._accepted = supposed * _SUPPOSED
         self._rest = _FIRST_REST
-        #: The length at which a rest ends; negative where the method pays.
+        #: The answer's length at which a rest ends; negative while the method pays off.
         self._resting = 0
-        #: Steps in a row in which nothing was found, and the length at which to look again.
+        #: Searches in a row without a result, and the answer's length at the next search.
         self._found_nothing = 0
         self._look_at = -1
 
@@ -68,20 +68,20 @@ class Acceptance:
 
     @property
     def resting_until(self) -> int:
-        """The length of the answer at which a draft is tried or looked for again; negative where
-        one may come now."""
+        """The answer's length at which a draft is tried or searched again; negative where one may
+        come now."""
         return max(self._resting, self._look_at)
 
     def wanted(self, length: int, cost: DraftCost, *, tell: bool = False) -> int:
-        """Tokens to draft for an answer that is `length` tokens long. `tell`: a short draft serves
-        to learn what it costs, though it is not expected to pay."""
+        """Tokens to draft for an answer of `length` tokens. `tell`: allow a short draft to learn
+        its cost, though it is not expected to pay off."""
         if length < self.resting_until:
             return 0
         best = self._best(cost, self.share)
         if best:
             return min(best, self._limit)
         if not tell and not self._best(cost, _ALWAYS):
-            # Other answers may end meanwhile, so the rest is not a longer one.
+            # Other answers may end meanwhile, so the next rest is not a longer one.
             self._resting = length + _FIRST_REST
         elif self._resting >= 0:
             return min(self._most, _PROBE)
@@ -99,13 +99,13 @@ class Acceptance:
         if self._best(cost, self.share):
             self._rest, self._resting = _FIRST_REST, -1
         elif right:
-            # It has paid, and the next one tells whether that was luck.
+            # The method has paid off; the next draft tells whether that was luck.
             self._resting = 0
         else:
             self._sleep(length)
 
     def looked(self, length: int, found: bool) -> None:
-        """Count a look for something to draft, for an answer that is `length` tokens long."""
+        """Count a search for a draft, for an answer of `length` tokens."""
         if found:
             self._found_nothing, self._look_at = 0, -1
             return
@@ -114,12 +114,12 @@ class Acceptance:
             self._look_at = length + _UNTIL_LOOK
 
     def failed(self, length: int) -> None:
-        """Count a draft that could not be made, of an answer that is `length` tokens long."""
+        """Count a draft that could not be made, for an answer of `length` tokens."""
         self._sleep(length)
 
     def _best(self, cost: DraftCost, share: float) -> int:
-        """The length up to which each token is right more often than it costs, where a `share` of
-        tokens is right; 0 where the whole draft does not pay."""
+        """The most tokens for which each is right more often than it costs, given the `share` of
+        right tokens; 0 where the whole draft does not pay off."""
         if share <= cost.token:
             return 0
         tokens = min(self._most, max(1, int(math.log(max(cost.token, 1e-3)) / math.log(share))))

@@ -19,7 +19,7 @@ MOST_DRAFTED: Final = 32
 PREDICTION: Final = "prediction"
 #: That of drafts of what a format leaves no choice about.
 GRAMMAR: Final = "grammar"
-#: Tokens that the model predicts with a draw at most.
+#: The most tokens that the model predicts with one draw.
 _PREDICTED: Final = 5
 #: The share of drafted tokens taken to be right at first: of predictions and formats, and of all
 #: others.
@@ -28,7 +28,7 @@ _GUESSED: Final = 0.7
 
 
 def expected_share(method: str) -> float:
-    """The share of a method's drafted tokens that is taken to be right before any was verified."""
+    """The assumed share of right tokens of a method before any was verified."""
     return _EXPECTED if method in (PREDICTION, GRAMMAR) else _GUESSED
 
 
@@ -112,12 +112,12 @@ class Drafter:
         Args:
             seed: key of the random numbers of its draws.
             prediction: the tokens that the caller expects, which answers may share; None: none.
-            forced: gives the tokens that have to come next by the answer's format, so many at most;
-                None where nobody knows, or where they are appended without a draw.
+            forced: returns up to so many tokens that must come next by the answer's format; None
+                without a format, or where these are appended without a draw.
             most: tokens of a draft at most.
-            rows: of a step that compute each of its drafted tokens: two where it has a guide.
-            predictor: the method by which the model itself predicts what follows its draws; empty:
-                it does not.
+            rows: how many rows of a step compute each drafted token: two with a guide.
+            predictor: the method by which the model itself predicts the tokens after its draws; or
+                "".
         """
         self.params: Final = params
         self.prompt_len: Final = prompt_len
@@ -128,11 +128,11 @@ class Drafter:
         self.predictor: Final = predictor
         self.forced: Final = forced
         self.prediction: Final = Prediction(prediction) if prediction else None
-        #: Tokens known of prompt and answer: the sequence's list, as far as it was committed.
+        #: All known tokens of prompt and answer: the sequence's own list, as far as committed.
         self.known: list[int] = []
-        #: What the model predicted last: a position, and the tokens that may come there.
+        #: The model's last prediction: a position, and the tokens that may come there.
         self.predicted: tuple[int, Sequence[int]] = -1, ()
-        #: How many tokens of it were asked for last.
+        #: How many predicted tokens were last asked for.
         self._ahead = _PREDICTED
         #: The draft to verify next, how it was made, and how many tokens were asked for.
         self.draft: Sequence[int] = ()
@@ -151,7 +151,7 @@ class Drafter:
     def want(
         self, method: str, cost: DraftCost, shares: Mapping[str, float], *, tell: bool = False
     ) -> bool:
-        """Whether a draft by this method may pay; `wanted` then holds its most tokens. `shares` of
+        """Whether a draft by this method may pay off; `wanted` is then its most tokens. `shares` of
         right tokens are those of other answers; `tell` as in `Acceptance.wanted`."""
         acceptance = self.methods.get(method)
         if acceptance is None:
@@ -165,8 +165,8 @@ class Drafter:
 
     @property
     def predicts(self) -> int:
-        """How many tokens are wanted of what the model predicts with its next draw: as many as were
-        asked for last."""
+        """How many tokens the model should predict with its next draw: as many as were last asked
+        for."""
         tried = self.methods.get(self.predictor)
         rests = tried is not None and tried.resting_until > len(self.known) + 1
         if not self.predictor or rests:
@@ -180,7 +180,7 @@ class Drafter:
         return min([each.resting_until for each in self.methods.values()], default=-1)
 
     def rest(self, method: str) -> None:
-        """A method has taken time and made no draft: ask it no more for a while."""
+        """The method took time and made no draft: do not ask it for a while."""
         self.methods[method].failed(len(self.known))
 
     def put(self, method: str, tokens: Sequence[int]) -> None:
@@ -188,7 +188,7 @@ class Drafter:
         self.method, self.draft = method, tokens[: self.wanted]
 
     def found(self, method: str, tokens: Sequence[int]) -> None:
-        """Set the next draft to what a method found in texts, if it found anything."""
+        """Set the next draft to the tokens that a method found in texts, if any."""
         self.methods[method].looked(len(self.known), bool(tokens))
         self.put(method, tokens)
 

@@ -13,7 +13,7 @@ from asyncinfer.speculation.step_costs import StepCosts
 
 __all__ = ["DraftingModel", "Speculator"]
 
-#: Weight of a draft in the share of right tokens of all answers.
+#: The weight of a new draft in the share of right tokens of all answers.
 _NEWEST: Final = 0.1
 
 
@@ -29,7 +29,7 @@ class DraftingModel(Protocol):
 
     @property
     def failed(self) -> Collection[DraftRequest]:
-        """The answers that the last drafts took time for and gave none."""
+        """The answers on which the last drafts spent time without a result."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]: ...
 
@@ -40,10 +40,10 @@ class DraftingModel(Protocol):
 
 
 class Speculator:
-    """Asks for drafts where they may pay, and learns from what became of them.
+    """Asks for drafts where they may pay off, and learns from their verification.
 
-    A draft of an answer is what its format leaves no choice about, else the caller's own prediction
-    where the answer agrees with it, else that of the first proposer that has one. A model comes
+    An answer's draft is the text that its format forces, else the caller's prediction where the
+    answer agrees with it, else the draft of the first proposer that has one. A draft model comes
     last, since its drafts cost most.
     """
 
@@ -54,17 +54,17 @@ class Speculator:
         self._model = model
         self.costs = StepCosts()
         self.counters = DraftCounters()
-        #: The share of right tokens by method, which a new answer begins with.
+        #: The share of right tokens by method, with which a new answer begins.
         self._shares: dict[str, float] = {}
 
     def draft(self, drafters: Sequence[Drafter], rows: int, draws: int) -> bool:
-        """Give each drafter, whose `known` is current, its next draft or none. The step has `rows`
-        rows that decode and `draws` answers that these give a token each. Returns whether a model
-        read prompts for them, which takes longer than drafts do."""
+        """Set the next draft of each drafter, or none; their `known` must be current. The step has
+        `rows` decode rows and `draws` answers that get a token each. Returns whether a draft model
+        read prompts, which takes longer than drafting."""
         behind = False
         one_row = self.costs.cost(rows, draws)
         costs = {drafter: one_row.times(drafter.rows) for drafter in drafters}
-        # One short draft tells what drafts cost by now, so that nothing is off for good.
+        # One short draft tells the current cost of drafts, so that no method is off for good.
         telling = drafters[0] if drafters and self.costs.stale else None
 
         def wants(drafter: Drafter, method: str) -> bool:
@@ -101,7 +101,7 @@ class Speculator:
         for drafter in without if self.costs.known else ():
             if drafter.predictor and wants(drafter, drafter.predictor):
                 position, tokens = drafter.predicted
-                # Since then, tokens may have followed that nobody drew.
+                # Tokens that nobody drew may have been appended since the prediction.
                 drafter.put(drafter.predictor, tokens if position == len(drafter.known) else [])
         return behind
 

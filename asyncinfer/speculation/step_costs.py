@@ -10,11 +10,11 @@ __all__ = ["DraftCost", "StepCosts"]
 _SUPPOSED: Final = 0.06
 #: Steps without drafts after which their time is known.
 _KNOWN: Final = 4
-#: Steps without drafts after which it may have changed what drafts cost.
+#: After so many steps without drafts, the cost of drafts may have changed.
 _STALE: Final = 256
 #: Weight of the newest step.
 _NEWEST: Final = 0.03
-#: A step that took so many times what is expected was slow for another reason than its tokens.
+#: A step that took so many times the expected time was slow for another reason.
 _OUTLIER: Final = 4.0
 
 
@@ -30,7 +30,7 @@ class DraftCost(NamedTuple):
         return self.draft + tokens * self.token
 
     def times(self, rows: int) -> DraftCost:
-        """The cost of a draft whose tokens `rows` rows compute."""
+        """The cost of a draft each of whose tokens `rows` rows compute."""
         return DraftCost(rows * self.token, self.draft)
 
 
@@ -55,7 +55,7 @@ class StepCosts:
 
     @property
     def stale(self) -> bool:
-        """Whether it is long ago that it was measured what drafts cost."""
+        """Whether the cost of drafts was last measured long ago."""
         return self._without >= _STALE
 
     def seconds(self, rows: int) -> float:
@@ -63,8 +63,8 @@ class StepCosts:
         return self._plain.at(rows) if self.known else 0.0
 
     def cost(self, rows: int, draws: int | None = None) -> DraftCost:
-        """The cost of a draft of one row, in a step of `rows` rows of which `draws` give their
-        answers a token; None: all of them."""
+        """The cost of a draft of one row, in a step of `rows` rows of which `draws` give an answer
+        a token; None: all of them."""
         plain, drafted = self._plain, self._drafted
         draws = rows if draws is None else draws
         if not plain.seconds:
@@ -89,13 +89,13 @@ class _Line:
 
     def add(self, tokens: int, seconds: float) -> None:
         if self.seconds:
-            # Drafts differ in length by far, so a step is held against others of as many tokens.
+            # Drafts differ in length, so a step is compared with others of as many tokens.
             expected = self.at(tokens)
             most = _OUTLIER * max(expected, self.seconds)
             if seconds > most:
                 seconds = most
             elif self.steps <= _KNOWN and expected > _OUTLIER * seconds:
-                # The first steps of an engine make what all later ones find.
+                # The first steps of an engine compile and cache, which later steps do not.
                 self._begin()
         self.steps += 1
         newest = max(_NEWEST, 1 / self.steps)

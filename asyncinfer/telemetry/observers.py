@@ -16,10 +16,10 @@ from asyncinfer.telemetry.observer_thread import ObserverThread
 
 __all__ = ["Observers"]
 
-#: Seconds that a close waits for all observers together, and for one in which no call returns.
+#: Seconds that a close waits for all observers, and for one in which no call returns.
 CLOSE_SECONDS: Final = 1.5
 HANGS_SECONDS: Final = 1.0
-#: Looks at an observer in that time: its last call may have returned just after one of them.
+#: Looks at an observer in that time, since its last call may return just after a look.
 LOOKS: Final = 8
 
 
@@ -134,7 +134,7 @@ class Observers:
     def _wait(self) -> None:
         """Wait for each thread until it ends or hangs."""
         clock, left = self._runtime.clock, CLOSE_SECONDS
-        #: How many looks in a row found that no call had returned.
+        #: How many looks in a row saw no call return.
         busy = dict.fromkeys(self._threads, 0)
         while busy and left > 0:
             returned = {thread: thread.returned for thread in busy}

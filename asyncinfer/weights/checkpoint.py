@@ -27,7 +27,7 @@ class SafetensorsCheckpoint(TensorFiles[SafetensorsReader]):
     """
 
     def __init__(self, folder: str | Path, within: str = "") -> None:
-        """`within` is the subfolder of a part of the model, which has one file."""
+        """`within` is the subfolder of a part of the model, which has one file of weights."""
         super().__init__(Path(folder), SafetensorsReader())
         self._within = within
         try:

@@ -45,7 +45,7 @@ class FileReader(ABC):
         `ModelLoadError` if the file ends before."""
 
     def read_raw(self, file: str, tensor: str, offset: int, target: memoryview) -> None:
-        """`read` of the bytes as they are in the file, where `read` converts them."""
+        """`read`, without conversion: the bytes of the file."""
         self.read(file, tensor, offset, target)
 
     def add(self, name: str, path: Path) -> FileIO:

@@ -17,7 +17,7 @@ from asyncinfer.weights.tensor_files import TensorFiles
 
 __all__ = ["Packed", "Piece", "WeightSource", "alike", "check_weights"]
 
-#: The dtypes a weight may be stored in, by safetensors' names.
+#: The dtypes that a weight may be stored in, by safetensors' names.
 _STORED = ("BF16", "F16", "F32")
 
 
@@ -34,7 +34,7 @@ class Packed:
     """A tensor of the model: its pieces concatenated along dimension 0."""
 
     pieces: tuple[Piece, ...]
-    #: As torch names it; None: the model's dtype.
+    #: By torch's name; None: the model's dtype.
     dtype: str | None = None
 
     def held_in(self, dtype: torch.dtype) -> torch.dtype:
@@ -50,8 +50,8 @@ class Packed:
         return (sum(piece.shape[0] for piece in self.pieces), *self.pieces[0].shape[1:])
 
 
-#: Gives the model's tensor of a name in the table, on the device; each is asked for once. A matrix
-#: may stay quantised.
+#: Returns the model's tensor of a name in the table, on the device; each is requested once. A
+#: matrix may stay quantised.
 WeightSource: TypeAlias = "Callable[[str], torch.Tensor | PackedWeight]"
 
 

@@ -63,8 +63,8 @@ def blaming(checkpoint: TensorFiles[FileReader], matrix: QuantisedMatrix) -> Ite
 
 
 def fill_rows(target: torch.Tensor, rows: Rows, step: int) -> None:
-    """Fill a matrix with its rows, so many at a time. Threads share these tiles, whose operators
-    are too short to be shared themselves."""
+    """Fill a matrix with its rows, `step` at a time. Threads share these tiles, whose operators are
+    too short to be shared themselves."""
 
     def fill(first: int) -> None:
         end = min(first + step, len(target))

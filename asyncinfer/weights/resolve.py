@@ -18,7 +18,7 @@ from asyncinfer.weights.pull import pull
 __all__ = ["resolve", "resolve_config"]
 
 _CONFIG = "config.json"
-#: Of which a model has at least one.
+#: Files of a tokenizer, of which a model has at least one.
 _TOKENIZERS = ("hy.tiktoken", "tiktoken.model", "tokenizer.json")
 #: Every file that an engine reads beside the weights. No other is downloaded.
 _SMALL_FILES = (
@@ -249,7 +249,7 @@ def _weights(folder: Path) -> list[str]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder of the cache has every file that loading a model needs."""
+    """Whether a cached folder has every file that loading a model needs."""
     try:
         needed = (_CONFIG, *_weights(folder))
         return all(checkpoint_file(folder, name) is not None for name in needed) and any(

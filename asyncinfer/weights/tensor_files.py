@@ -35,8 +35,8 @@ class TensorFiles(Generic[Reader]):
         self.tensors: dict[str, StoredTensor] = {}
 
     def block_type(self, name: str) -> str | None:
-        """Which of `BLOCK_TYPES` a matrix is stored in, whose bytes `reader.read_raw` reads; None:
-        in no such blocks."""
+        """The type of `BLOCK_TYPES` in which a matrix is stored, whose bytes `reader.read_raw`
+        reads; None: the matrix has no such blocks."""
         return None
 
     def __enter__(self) -> Self:

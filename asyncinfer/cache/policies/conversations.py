@@ -7,21 +7,21 @@ from asyncinfer.protocols.eviction import CachedBlock
 
 __all__ = ["ByConversation"]
 
-#: In the order in which they go. Blocks that several conversations share are not over with one of
-#: them, since the next conversation may begin with them, too.
+#: In order of eviction. A block that several conversations share stays in the middle when one of
+#: them ends, since the next conversation may begin with it, too.
 _OVER, _OTHER, _WAITING = range(3)
 
 
 class ByConversation(LowestFirst):
-    """Gives up first the blocks that only a conversation had which is over, last those of
-    conversations that wait for a tool, and all others between. Of each kind the least recently used
-    goes first. O(log n) per block."""
+    """Evicts first the blocks that only ended conversations used, last those of conversations that
+    wait for a tool, and all other blocks between. Of each kind the least recently used goes first.
+    O(log n) per block."""
 
     def rank(self, block: CachedBlock) -> tuple[int, int]:
         return _state(block), block.last_use
 
     def conversation_changed(self, block: CachedBlock) -> None:
-        """Rank the block anew."""
+        """Rank the block again."""
         self.released(block)
 
 

@@ -10,8 +10,8 @@ __all__ = ["AGES", "Lifetimes", "age_class", "age_start"]
 #: Ages fall into classes: the first below 64 ticks, then two to an octave.
 FIRST_BITS: Final = 6
 AGES: Final = 44
-#: What is assumed before anything is learned: the older an unused block is, the less likely it is
-#: used again. The assumption weighs as much as one block that was watched at every age.
+#: The assumption before any observation: the older an unused block is, the less likely it is used
+#: again. It weighs as much as one block observed at every age.
 PRIOR: Final = 0.2
 PRIOR_AGE: Final = 1000
 #: Calls of `ended` after which what was learned counts half.

@@ -14,7 +14,7 @@ __all__ = ["e2m1", "e8m0", "paired", "pairs", "scaled", "unpack"]
 
 def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """The unsigned numbers of 2, 4 or 8 bits in `packed` `[..., n]`, an integer tensor: uint8
-    `[..., numbers]`, those in low bits first."""
+    `[..., numbers]`, from the lowest bits up."""
     data = as_bytes(packed)
     if bits == 8:
         return data

@@ -42,7 +42,7 @@ class Fp8Matrix(MatrixFormat):
             Part(names, scales, (*FLOATS, "F8_E8M0", "U8")),
             Part((".input_scale", ".activation_scale"), (), FLOATS, optional=True, unread=True),
             Part((".input_scale_ub",), (), FLOATS, optional=True, unread=True),
-            # Those of compressed-tensors, whose floats are symmetric.
+            # The zero points of compressed-tensors, whose floats are symmetric.
             Part((".weight_zero_point",), (), ("F8_E4M3",), optional=True, unread=True),
             Part((".input_zero_point",), (), ("F8_E4M3",), optional=True, unread=True),
         )
@@ -79,7 +79,7 @@ class Fp8Matrix(MatrixFormat):
 
 
 def _floats(numbers: torch.Tensor) -> torch.Tensor:
-    """The numbers as float32. The model computes with NaN where a file holds it."""
+    """The numbers as float32. A NaN in a file stays one."""
     if has_nan(numbers):
         return numbers.float()
     floats = torch.empty(numbers.shape, dtype=torch.float32, device=numbers.device)

@@ -24,7 +24,7 @@ from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["AwqMatrix", "GptqMatrix"]
 
-#: Where in a word of AWQ's the first, second, ... output is.
+#: The place in a word of AWQ's first, second, ... output.
 _AWQ_PLACES: Final = {4: AWQ_PLACES, 8: (0, 2, 1, 3)}
 #: Outputs whose numbers are unpacked at a time.
 _ROWS: Final = 512
@@ -207,12 +207,12 @@ class AwqMatrix(MatrixFormat):
 
 
 def _flip(bits: int) -> int:
-    """The bits of a byte that change where unsigned numbers become ones with a sign."""
+    """The bits of a byte to flip, so that unsigned numbers become signed."""
     return 128 if bits == 8 else 0
 
 
 def _negative(values: Sequence[int], packed: torch.Tensor) -> torch.Tensor:
-    """What numbers of 4 bits in int32 `[groups, words]` stand for, times -1: float32."""
+    """The values of 4-bit numbers in int32 `[groups, words]`, times -1: float32."""
     return pairs([-float(value) for value in values], as_bytes(packed), high_first=False)
 
 

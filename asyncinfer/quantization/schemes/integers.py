@@ -103,7 +103,7 @@ class IntMatrix(MatrixFormat):
     def numbers(self, shape: tuple[int, ...]) -> StoredNumbers | None:
         if not self.packed:
             return StoredNumbers(".weight", "int8")
-        # Numbers of 8 bits become signed by subtracting 128, which flips the highest bit.
+        # 8-bit numbers become signed by subtracting 128, which flips the highest bit.
         order = NumberOrder(flip=128 if self.bits == 8 else 0)
         return StoredNumbers(".weight_packed", f"int{self.bits}", order)
 

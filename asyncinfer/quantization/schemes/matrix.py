@@ -30,7 +30,7 @@ FLOATS: Final = ("F32", "BF16", "F16")
 #: The same with the usual one first.
 HALVES: Final = ("F16", "BF16", "F32")
 
-#: Dequantises the rows `first` to `end - 1` of a matrix: float32.
+#: Dequantises the rows `first` to `end - 1` of a matrix to float32.
 Rows: TypeAlias = "Callable[[int, int], torch.Tensor]"
 
 
@@ -64,19 +64,19 @@ class StoredNumbers:
     """Which of a matrix's parts holds its numbers, and how."""
 
     part: str
-    #: What a number stands for, as `asyncinfer.kernels.codes` names it.
+    #: The code of the numbers, by its name in `asyncinfer.kernels.codes`.
     code: str
     order: NumberOrder = field(default_factory=NumberOrder)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupEnds:
-    """What numbers of a matrix are multiplied by and what is added, for each group of neighbouring
-    inputs: `[..., out, groups]`."""
+    """Scales and offsets of a matrix, for each group of neighbouring inputs: `[..., out,
+    groups]`."""
 
     scales: torch.Tensor
     offsets: torch.Tensor | None = None
-    #: Which of the rows of scales each output has; None: one of its own.
+    #: For each output its row of scales; None: each output has a row of its own.
     of_outputs: torch.Tensor | None = None
 
     @property
@@ -85,7 +85,7 @@ class GroupEnds:
         return self.scales.shape[:-1] if self.of_outputs is None else self.of_outputs.shape
 
     def apart(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Scales and offsets with a row of its own for each output, contiguous."""
+        """Contiguous scales and offsets with a row for each output."""
         rows = self.of_outputs
         scales, offsets = (
             None if part is None else part if rows is None else part[rows]
@@ -117,24 +117,24 @@ class MatrixFormat(ABC):
 
     @property
     def layout(self) -> WeightLayout | None:
-        """How `kept` holds matrices; None where it keeps none."""
+        """The layout in which `kept` holds matrices; None if it keeps none."""
         return None
 
     def numbers(self, shape: tuple[int, ...]) -> StoredNumbers | None:
-        """The numbers of a matrix that `kept` may hold, if they can be taken from their part a
-        piece at a time."""
+        """The numbers of a matrix that `kept` may hold, if their part can be read a piece at a
+        time."""
         return None
 
     def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
-        """Scales and offsets, from the parts beside the numbers; None where these say that groups
-        are not of neighbouring inputs. Raises `BadPart`."""
+        """Scales and offsets, from the parts beside the numbers; None if groups are not of
+        neighbouring inputs. Raises `BadPart`."""
         raise NotImplementedError
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
     ) -> QuantisedWeight | None:
-        """The matrix with its numbers as they are, for a model of this dtype; None where `ends` is,
-        and where numbers are NaN. Raises `BadPart`."""
+        """The matrix with its numbers unchanged, for a model of this dtype; None where `ends` is
+        None, and where numbers are NaN. Raises `BadPart`."""
         found, ends = self.numbers(shape), self.ends(parts, shape)
         assert found is not None
         stored = parts[found.part]
@@ -145,7 +145,7 @@ class MatrixFormat(ABC):
         numbers = ordered(stored, found.order, rows.numel())
         if bits == 8:
             numbers = numbers.view(torch.int8)
-        # Rows of words may have unused bits at their ends.
+        # Rows of words may end with unused bits.
         if found.order.kind == "rows" and len(shape) == 2:
             numbers = numbers[:, : shape[1] * bits // 8]
         numbers = numbers.reshape(*rows, -1)
@@ -154,8 +154,8 @@ class MatrixFormat(ABC):
 
 
 def has_nan(numbers: torch.Tensor) -> bool:
-    """Whether e4m3 numbers have NaN, as only those of a broken file do."""
+    """Whether some e4m3 number is NaN, as in broken files only."""
     if not numbers.numel():
         return False
-    # The largest of the bytes with a sign and without: 0x7f and 0xff are NaN, and no copy is made.
+    # The largest signed and unsigned bytes, without a copy: 0x7f and 0xff are NaN.
     return bool(numbers.view(torch.int8).amax() == 127 or numbers.view(torch.uint8).amax() == 255)

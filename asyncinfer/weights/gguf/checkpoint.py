@@ -25,15 +25,15 @@ __all__ = ["GgufCheckpoint"]
 #: A tensor of all experts. Each expert's part has a name of its own.
 _EXPERTS: Final = re.compile(r"(blk\.\d+\.ffn_\w+_exps)\.(weight|bias)")
 _MOST_EXPERTS: Final = 1 << 14
-#: Tensors with each expert's own, several times those of any model: parts of a file may overlap.
+#: Most tensors, with each expert's, several times those of any model: parts of a file may overlap.
 _MOST_TENSORS: Final = 1 << 18
-#: A norm's weight that files of Falcon-H1 have without the ending.
+#: A norm's weight without the usual ending, in files of Falcon-H1.
 _UNENDED: Final = re.compile(r"blk\.\d+\.ffn_norm")
-#: Tensors whose numbers the file has in more dimensions than the model.
+#: Tensors that a file stores with more dimensions than the model has.
 _VECTORS: Final = re.compile(r"blk\.\d+\.(ssm_[ad]|ssm_norm\.weight)")
-#: Convolutions of each channel by itself, whose dimension of one a file lacks or has elsewhere.
+#: Depthwise convolutions, whose dimension of size one a file lacks or has elsewhere.
 _CONVOLUTIONS: Final = re.compile(r"blk\.\d+\.(ssm_conv1d(_[qkv])?|shortconv\.conv)\.weight")
-#: Lists of the metadata that are weights, one number of each layer.
+#: Lists in the metadata that are weights, one number for each layer.
 _BY_LAYER: Final = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")
 _MOST_LAYERS: Final = 1 << 12
 #: safetensors' names of the types that are read without conversion.
@@ -47,11 +47,10 @@ _PLAIN: Final = {
 class GgufCheckpoint(TensorFiles[GgufReader]):
     """The tensors of one file, or of the files that a model was split into.
 
-    Quantised tensors count as float32, which they can be read as; those of `BLOCK_TYPES` can also
-    be read as they are. A tensor of all experts, such as `blk.0.ffn_up_exps.weight`, is there by
-    expert: `blk.0.ffn_up_exps.3.weight`. Weights that are lists of the metadata, such as
-    `xielu.beta`, are there by layer: `blk.0.xielu.beta`. Raises `ModelLoadError`, naming file and
-    tensor.
+    Quantised tensors are listed as float32, and can be read so; those of `BLOCK_TYPES` can also be
+    read unconverted. A tensor of all experts, such as `blk.0.ffn_up_exps.weight`, is listed by
+    expert: `blk.0.ffn_up_exps.3.weight`. Weights in lists of the metadata, such as `xielu.beta`,
+    are listed by layer: `blk.0.xielu.beta`. Raises `ModelLoadError`, naming file and tensor.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -80,7 +79,7 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
                     tensor=name,
                 )
             start = info.offset
-            # Before a tensor of all experts is taken apart: their number is the file's word.
+            # Checked before a tensor of all experts is split, since the file states their number.
             end = start + FileSpan(kind, start, math.prod(info.shape)).size
             if end > header.size:
                 raise ModelLoadError(
@@ -144,14 +143,14 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _check_split(headers: Sequence[GgufHeader]) -> None:
-    """Refuse files that say of themselves that they are others, or that some are missing."""
+    """Refuse files whose headers say that they belong to other parts, or that parts are missing."""
     count = len(headers)
     for number, header in enumerate(headers):
         tensors = sum(len(each.tensors) for each in headers) if count > 1 else None
         right = {"split.no": number, "split.count": count, "split.tensors.count": tensors}
         for key, value in right.items():
             said = header.metadata.get(key, value)
-            # What merges files leaves a count of zero.
+            # Programs that merge files leave a count of zero.
             merged = count == 1 and key == "split.count" and type(said) is int and said == 0
             if value is not None and (type(said) is not int or said != value) and not merged:
                 raise ModelLoadError(
@@ -174,7 +173,7 @@ def _kind(number: int, file: str, tensor: str) -> GGMLQuantizationType:
 
 @cache
 def _converts(kind: GGMLQuantizationType) -> bool:
-    """Whether the `gguf` package knows what the numbers of a type stand for."""
+    """Whether the `gguf` package can convert the numbers of a type."""
     try:
         dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
     except NotImplementedError:

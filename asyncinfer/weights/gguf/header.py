@@ -35,7 +35,7 @@ _MOST_TENSORS: Final = 1 << 17
 _MOST_NAME: Final = (1 << 16) - 1
 _MOST_DIMS: Final = 4
 _MOST_NESTING: Final = 3
-#: Arrays in arrays: each is an object of a hundred bytes, whatever it holds.
+#: The most nested arrays: each is an object of a hundred bytes, even if it is empty.
 _MOST_NESTED: Final = 1 << 16
 #: Numbers of the format's value types: the fixed-size ones as struct and numpy spell them.
 _NUMBERS: Final = {
@@ -77,7 +77,7 @@ class GgufHeader:
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
-    #: The metadata's lists of float32, by their keys, as tensors.
+    #: The metadata's float32 lists as tensors, by their keys.
     lists: Mapping[str, TensorInfo]
     #: Bytes of the whole file.
     size: int

@@ -74,8 +74,8 @@ class GgufReader(FileReader):
         begin = first // block
         packed = np.empty((-(-end // block) - begin) * size, np.uint8)
         self.fill(file, tensor, span.start + begin * size, packed.data)
-        # numpy releases the GIL in its loops, so other threads go on.
-        # An infinite scale makes numbers that are none, as a float16 may be in any file.
+        # numpy releases the GIL in its loops, so other threads go on. An infinite scale, possible
+        # in any float16, makes NaN.
         with np.errstate(invalid="ignore", over="ignore"):
             floats = dequantize(packed.reshape(1, -1), span.kind).reshape(-1)
         numbers[:] = floats[first - begin * block : end - begin * block]
