@@ -67,9 +67,9 @@ MAX_CHOICES: Final = 4096
 MAX_CHOICE_CHARS: Final = 4096
 #: Characters of `constrain_after`.
 MAX_CLOSING_CHARS: Final = 256
-#: Messages of a chat, and parts of all their contents.
+#: The most messages of a chat, and parts of all their contents.
 MAX_MESSAGES: Final = 16_384
-#: Values in all their fields together, lists and objects within one another included.
+#: The most values in all their fields together, including those in nested lists and objects.
 MAX_MESSAGE_VALUES: Final = 131_072
 #: Bytes of an HTTP request's body, where an application names no other number.
 MAX_BODY_BYTES: Final = 8 << 20
@@ -77,7 +77,7 @@ MAX_BODY_BYTES: Final = 8 << 20
 MAX_BODY_CONTAINERS: Final = 16_384
 #: Seconds in which a body has to arrive.
 BODY_SECONDS: Final = 60.0
-#: Seconds in which a client has to take some of its answer.
+#: Seconds within which a client must read some of its answer.
 UNREAD_SECONDS: Final = 300.0
 #: Prompts or texts of one HTTP request.
 MAX_BATCH: Final = 128

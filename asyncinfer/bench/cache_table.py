@@ -42,7 +42,7 @@ def cache_tables(result: CacheResult) -> list[Table]:
 
 
 def hybrid_table(replays: Sequence[HybridReplay]) -> Table:
-    """A row for each way to divide each memory."""
+    """A row for each division of each memory."""
     table = Table(title="hit rate in the memory of so many blocks", title_justify="left")
     for column in ("memory", "states", "blocks", "state pages", "hit rate"):
         table.add_column(column, justify="right")

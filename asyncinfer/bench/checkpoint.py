@@ -81,7 +81,7 @@ def _tokenizer(size: int) -> Tokenizer:
 
 
 def vocab_size(folder: Path) -> int:
-    """What a checkpoint's config says. Raises `BenchError`."""
+    """The vocabulary size in a checkpoint's config. Raises `BenchError`."""
     path = folder / "config.json"
     try:
         return int(json.loads(path.read_text("utf-8"))["vocab_size"])

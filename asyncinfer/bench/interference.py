@@ -1,4 +1,4 @@
-"""Programs that keep cores busy, for measuring an engine beside them."""
+"""Programs that keep cores busy, to measure an engine beside them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from asyncinfer.machine import allowed_cores, busy_seconds
 
 __all__ = ["busy_programs", "until_quiet"]
 
-#: Seconds between looks whether the machine is at rest, looks at most, and the cores that may be
-#: busy then.
+#: Seconds between looks whether the machine is idle, the most looks, and the cores that may be
+#: busy.
 _REST: Final = 0.25
 _RESTS: Final = 12
 _AT_REST: Final = 0.2
 
-#: Computes until it is ended, or the program that began it has ended.
+#: Computes until it is killed, or the program that started it has ended.
 _BUSY: Final = """
 import os
 parent = os.getppid()
@@ -32,7 +32,7 @@ while os.getppid() == parent:
 
 @contextmanager
 def busy_programs(count: int) -> Iterator[None]:
-    """As many programs as `count`, each a loop in Python that wants a core for itself."""
+    """Run `count` programs inside the block, each a loop in Python that wants a core for itself."""
     with ExitStack() as stack:
         for _ in range(count):
             program = stack.enter_context(subprocess.Popen([sys.executable, "-c", _BUSY]))
@@ -41,8 +41,8 @@ def busy_programs(count: int) -> Iterator[None]:
 
 
 async def until_quiet(busy_cores: int = 0) -> None:
-    """Wait, three seconds at most, until no more than `busy_cores` are busy, where the system
-    tells. An engine's threads may go on after its turn: vLLM's look for more work for a second."""
+    """Wait up to three seconds until at most `busy_cores` are busy, where the system tells. An
+    engine's threads may go on after its turn: vLLM's poll for work for a second."""
     most = (busy_cores + _AT_REST) * _REST
     before = busy_seconds(allowed_cores())
     for _ in range(_RESTS):

@@ -1,4 +1,4 @@
-"""A Llama checkpoint as a GGUF file, for engines that read nothing else."""
+"""Writes a Llama checkpoint as a GGUF file, for engines that read no other format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncinfer.bench.record import BenchError
 
 __all__ = ["write_llama_gguf"]
 
-#: Names in GGUF of what llama.cpp reads of a `config.json`.
+#: GGUF's names for the keys of `config.json` that llama.cpp reads.
 _NUMBERS: Final = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -60,7 +60,7 @@ def write_llama_gguf(folder: Path, path: Path, dtype: str) -> None:
                 raise BenchError(f"{folder}: {tensor} has no name in llama.cpp's Llama")
             rotated = {"q_proj": heads, "k_proj": kv_heads}.get(tensor.split(".")[-2])
             if rotated is not None:
-                # llama.cpp rotates neighbours, and the checkpoint's layers the halves of a head.
+                # llama.cpp rotates neighbouring rows; the checkpoint rotates halves of a head.
                 halves = values.view(rotated, 2, head_dim // 2, -1)
                 values = halves.transpose(1, 2).reshape(values.shape)
             stored = kind if values.ndim > 1 else kinds.F32

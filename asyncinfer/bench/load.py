@@ -23,7 +23,7 @@ _OURS: Final = "asyncinfer"
 _WEIGHTS: Final = "asyncinfer, weights alone"
 _ENGINE: Final = "asyncinfer, engine"
 _READ: Final = "read"
-#: What opening an engine may take, in times of reading a quantised model's bytes.
+#: Opening an engine may take so many times as long as reading a quantised model's bytes.
 _MOST: Final = 1.5
 #: Shape of the random model: a layer of this width has 45 million parameters.
 _SHAPE: Final = {
@@ -45,9 +45,9 @@ _TINY: Final = {
     "num_key_value_heads": 2,
     "vocab_size": 512,
 }
-#: The same of a size that all layouts of quantised matrices take.
+#: As `_TINY`, in a size that all layouts of quantised matrices support.
 _SMALL: Final = {**_TINY, "hidden_size": 256, "intermediate_size": 512}
-#: Bits of a number of the layers, about.
+#: About the bits of a number in the layers.
 _BITS: Final = {"gguf": 5, "fp8": 8, "gptq": 4, "awq": 4, "compressed-tensors": 4}
 
 
@@ -58,8 +58,8 @@ class LoadOptions:
     #: A checkpoint's folder; None: a random Llama of about so many megabytes.
     model: str | None = None
     megabytes: int = 1500
-    #: "plain", or one of `quantised_model.LAYOUTS`: how the random model is stored. Of a GGUF file
-    #: and a quantised checkpoint, opening an engine is held against reading their bytes.
+    #: "plain", or one of `quantised_model.LAYOUTS`: how the random model is stored. For a GGUF file
+    #: and a quantised checkpoint, opening an engine is compared with reading their bytes.
     layout: str = "plain"
     #: "auto" is CUDA where there is one.
     device: str = "auto"
@@ -137,7 +137,7 @@ def measure_load(
     quantised = options.layout != "plain" or _is_quantised(options.model)
     if quantised:
         loaders = ["asyncinfer", _ENGINE, _READ]
-        # What a CPU computes such models in.
+        # The dtype that a CPU computes such models in.
         dtype = "float32" if device == "cpu" and options.dtype == "auto" else dtype
     else:
         if options.peer:
@@ -190,7 +190,7 @@ def _layers(shape: dict[str, Any], megabytes: int) -> int:
 
 
 def _is_quantised(model: str | None) -> bool:
-    """Whether a folder's `config.json` says so, or the model is a GGUF file."""
+    """Whether a folder's `config.json` is of a quantised model, or the model is a GGUF file."""
     if model is None:
         return False
     if Path(model).is_file():
@@ -201,7 +201,7 @@ def _is_quantised(model: str | None) -> bool:
 
 
 def _read_through(folder: Path) -> int:
-    """Bytes of the files, which are in the page cache now."""
+    """Bytes of the files, which are then in the page cache."""
     from asyncinfer.bench.load_once import weight_files
 
     size = 0

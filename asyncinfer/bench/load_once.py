@@ -56,7 +56,7 @@ def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> 
     load(warm_up)
     if device == "cpu":
         _touch(sum(path.stat().st_size for path in weight_files(folder)) * 5 // 4)
-    # Else what was imported for the warm-up may be gone through in the middle of the load.
+    # Else objects imported in the warm-up may be collected in the middle of the load.
     gc.collect()
     before = _memory(reset=True)
     began, cpu = time.perf_counter(), time.process_time()
@@ -76,7 +76,7 @@ def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> 
 
 
 def weight_files(model: Path) -> list[Path]:
-    """The files of a checkpoint's folder that hold weights; a GGUF file itself."""
+    """The files with weights in a checkpoint's folder; a GGUF file itself."""
     return sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
 
 
@@ -109,7 +109,7 @@ def _weights(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def _engine(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
-    """All that must be there before the first prompt: weights, tokenizer, KV cache, threads."""
+    """Open all that the first prompt needs: weights, tokenizer, KV cache, threads."""
     from asyncinfer import SyncEngine
 
     engine = SyncEngine(folder, device=device.type, dtype=str(dtype).removeprefix("torch."))
@@ -117,7 +117,7 @@ def _engine(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def _read(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
-    """The files' bytes, read by one thread into new memory of their size."""
+    """Read the files' bytes with one thread into new memory of their size."""
     content = []
     for path in weight_files(folder):
         memory = torch.empty(path.stat().st_size, dtype=torch.uint8)

@@ -26,10 +26,10 @@ from asyncinfer.builtin import MODEL_PATH
 
 __all__ = ["PaceFigures", "PaceOptions", "PaceResult", "measure_pace"]
 
-#: Tokens of the prompts of streams, and most of a warm-up's.
+#: Tokens of the streams' prompts, and the most of a warm-up's prompt.
 _PROMPT: Final = 8
 _WARM_UP: Final = 512
-#: Seconds in which streams must have begun.
+#: Seconds within which streams must have begun.
 _BEGIN: Final = 120.0
 
 
@@ -41,17 +41,17 @@ class PaceOptions:
     model: str = RANDOM
     streams: int = 8
     prompt_tokens: int = 8000
-    #: Seconds, see `EngineConfig.step_target`.
+    #: Seconds: see `EngineConfig.step_target`.
     step_target: float = 0.1
     repeat: int = 3
-    #: A smoke run on a smaller model; its figures mean nothing.
+    #: A smoke run on a smaller model, whose figures mean nothing.
     quick: bool = False
     loop: str = "asyncio"
 
 
 @dataclass(frozen=True, slots=True)
 class PaceFigures:
-    """One prompt beside streams."""
+    """The times of one prompt beside streams."""
 
     #: Seconds to the prompt's first token, by itself and beside the streams.
     alone: float
@@ -88,7 +88,7 @@ class PaceResult:
 def measure_pace(
     options: PaceOptions, report: Callable[[str], None] = lambda _: None
 ) -> PaceResult:
-    """Run everything; `report` is told what is going on."""
+    """Run all measurements; `report` is called with the current one."""
     with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
         model = options.model
         if model == RANDOM:
@@ -110,8 +110,8 @@ async def _measure(
     for repetition in range(options.repeat):
         for target in targets:
             report(f"a target of {target:g} s ({repetition + 1} of {options.repeat})")
-            # One engine at a time: the threads of a second one, though idle, would have those of
-            # the first sleep after each operator.
+            # One engine at a time: even idle threads of a second engine would make those of the
+            # first one sleep after each operator.
             async with Engine(
                 model,
                 device="cpu",
@@ -135,7 +135,7 @@ class _Work:
         self._vocab = engine.model.vocab_size
         self._missing = options.streams
         self._all_began = anyio.Event()
-        #: When each stream got a chunk.
+        #: When each stream got its chunks.
         self._times: list[list[float]] = [[] for _ in range(options.streams)]
 
     async def warm_up(self, prompt_tokens: int) -> None:
@@ -165,13 +165,13 @@ class _Work:
         return PaceFigures(alone, beside, Quantiles.of(gaps))
 
     async def _prompt(self, prompt_tokens: int) -> float:
-        """Seconds to the first token of a prompt that nothing is cached of."""
+        """Seconds to the first token of a prompt of which nothing is cached."""
         began = time.monotonic()
         await self._engine.generate(self._tokens(prompt_tokens), max_tokens=1, temperature=0.0)
         return time.monotonic() - began
 
     async def _stream(self, times: list[float]) -> None:
-        """Read streams without end; where the context ends one, another follows."""
+        """Read streams without end; when one reaches the end of its context, another follows."""
         while True:
             tokens = self._tokens(_PROMPT)
             async with self._engine.stream(tokens, temperature=0.0, ignore_eos=True) as stream:

@@ -43,7 +43,7 @@ def product_seconds(folder: Path, rows: Sequence[int], dtype: str = "float32") -
     the number of rows. The head's is left out at `BULK_ROWS`: a prompt needs it for one row only.
 
     `F.linear` or oneDNN's product with a weight in its own layout, whichever is faster. The weights
-    are zeros of the model's own shapes, each in memory of its own.
+    are zeros in the model's own shapes, each in memory of its own.
     """
     shapes = product_shapes(json.loads((folder / "config.json").read_text("utf-8")))
     kind = getattr(torch, dtype)

@@ -1,6 +1,6 @@
 """Random Llamas in the layouts of published quantised files, for `asyncinfer bench load`.
 
-Numbers are random bytes: loading takes as long whatever they stand for.
+Numbers are random bytes, since their values do not change the time of loading.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCALE: Final = 1e-3
 #: The power of two near it, biased by 127.
 _EXPONENT: Final = 117
 _GROUP: Final = 128
-#: Layouts of safetensors -> what `config.json` says of them.
+#: Layouts of safetensors -> their settings in `config.json`.
 _SCHEMES: Final[dict[str, dict[str, Any]]] = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [_GROUP, _GROUP]},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": _GROUP, "sym": False},
@@ -49,7 +49,7 @@ LAYOUTS: Final = ("gguf", *_SCHEMES)
 
 
 def write_quantised(shape: Mapping[str, Any], layers: int, folder: Path, layout: str) -> Path:
-    """Write a model of `shape` with so many layers; returns its folder, or its GGUF file."""
+    """Write a model of `shape` with so many layers, and return its folder or its GGUF file."""
     folder.mkdir(parents=True, exist_ok=True)
     if layout == "gguf":
         return write_gguf(shape, layers, folder / "model.gguf", _q4_k_m)
@@ -136,7 +136,7 @@ def _q4_k_m(matrix: str) -> str:
 def write_gguf(
     shape: Mapping[str, Any], layers: int, path: Path, kind_of: Callable[[str], str]
 ) -> Path:
-    """Write a GGUF file; `kind_of` says a matrix's type, of `SCALES`, by its checkpoint's name."""
+    """Write a GGUF file; `kind_of` maps a matrix's name in the checkpoint to a type of `SCALES`."""
     import gguf
 
     kinds = gguf.GGMLQuantizationType
@@ -181,11 +181,11 @@ def write_gguf(
 
 
 def _add_tokenizer(writer: Any, size: int) -> None:
-    """Byte-level BPE with a merge for each token of more than one byte, as published ones have."""
+    """Byte-level BPE with a merge for each token of several bytes, as in published files."""
     from tokenizers import pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    # Every beginning of a word is a word, so that one merge makes it.
+    # Every beginning of a word is a word, so one merge makes each word.
     words = ("".join(word) for length in range(2, 5) for word in product(letters, repeat=length))
     tokens = [*letters, *islice(words, size - len(letters))]
     writer.add_tokenizer_model("gpt2")

@@ -1,4 +1,4 @@
-"""`asyncinfer bench route`: what a router makes of a trace on replicas, in virtual time."""
+"""`asyncinfer bench route`: a trace on routed replicas, in virtual time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asyncinfer.testing import CacheHarness, CacheRequest
 
 __all__ = ["RouteOptions", "RouteResult", "RouteRun", "measure_route"]
 
-#: How much of one replica's throughput two shall have.
+#: The share of one replica's throughput that two replicas must reach together.
 TARGET: Final = 1.8
 
 
@@ -27,16 +27,16 @@ TARGET: Final = 1.8
 class RouteOptions:
     """Options of the benchmark."""
 
-    #: What records call the trace.
+    #: The trace's name in records.
     trace: str = ""
     replicas: int = 2
     #: Blocks of each replica's cache.
     blocks: int = 3_000
-    #: Seconds that a replica takes for a block of a prompt that it has to compute, and for an
-    #: answer, during which other prompts are computed.
+    #: Seconds that a replica takes to compute a block of a prompt, and for an answer, beside which
+    #: other prompts are computed.
     block_seconds: float = 0.05
     answer_seconds: float = 1.0
-    #: How many times as fast as in the trace requests come: enough that replicas have no rest.
+    #: How many times as fast as in the trace requests come, so that replicas are never idle.
     speed: float = 20.0
 
 
@@ -46,10 +46,10 @@ class RouteRun:
 
     replicas: int
     routing: Routing
-    #: Blocks found in the caches, of all.
+    #: Blocks found in the caches, and all blocks.
     hits: int
     total: int
-    #: Seconds until the last answer, and from a request to its first token in the mean.
+    #: Seconds until the last answer, and the mean seconds from a request to its first token.
     seconds: float
     ttft: float
     #: Requests at each replica.
@@ -92,13 +92,13 @@ def measure_route(rows: Sequence[TraceRow], options: RouteOptions) -> RouteResul
 
 
 class _Server:
-    """A replica in virtual time: it computes prompts one after the other, in the order in which
-    they come, and answers beside them."""
+    """A replica in virtual time: it computes prompts one after the other, in the order of their
+    arrival, and answers beside them."""
 
     def __init__(self, blocks: int) -> None:
         self.told = ToldPolicy(cache_policies.resolve("lru"))
         self.cache = CacheHarness(blocks, self.told, block_size=1)
-        #: Requests whose prompts wait: when they came, and where they are.
+        #: Requests whose prompts wait, with their arrival and their route.
         self.waiting: deque[tuple[float, CacheRequest, Route]] = deque()
         self.computing = False
         self.requests = 0
@@ -115,7 +115,7 @@ class _Replay:
             self.router.joined(name, sys.maxsize)
         self.now = self.waited = 0.0
         self.hits = 0
-        #: What is to happen, and when; numbers order what happens at once.
+        #: Events with their times; numbers order events at the same time.
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
 
@@ -130,7 +130,7 @@ class _Replay:
         heappush(self._events, (time, next(self._number), happen))
 
     def _arrive(self, row: TraceRow) -> None:
-        # All caches have one secret, so that any of them has the keys.
+        # All caches have one secret, so any of them can compute the keys.
         request = next(iter(self.servers.values())).cache.request(row.ids)
         session = None if row.conversation is None else str(row.conversation)
         route = self.router.begin(request.keys, session)

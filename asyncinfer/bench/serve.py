@@ -34,7 +34,7 @@ from asyncinfer.machine import usable_cores
 
 __all__ = ["BESIDE_BUSY", "ServeOptions", "measure_serve"]
 
-#: The workloads that are measured beside busy programs, too.
+#: The workloads that are also measured beside busy programs.
 BESIDE_BUSY: Final = ("one", "sixteen")
 
 
@@ -45,18 +45,18 @@ class ServeOptions:
     #: `SHIPPED`, `RANDOM` or folders of Llama-architecture checkpoints.
     models: Sequence[str] = (SHIPPED, RANDOM)
     columns: Sequence[str] = tuple(WORKLOADS)
-    #: Of weights, activations and KV, in every engine.
+    #: The dtype of weights, activations and KV, in every engine.
     dtype: str = "float32"
     #: Names of other engines, see `PEERS`.
     peers: Sequence[str] = field(default_factory=installed_peers)
-    #: Whether `BESIDE_BUSY` are measured beside programs that keep half of the cores busy, too.
+    #: Whether `BESIDE_BUSY` are also measured beside programs that keep half of the cores busy.
     interference: bool = True
     #: Medians over so many repetitions, after a warm-up.
     repeat: int = 3
-    #: Repetitions in which peers take a turn, at most.
+    #: The most repetitions in which peers take a turn.
     peer_repeat: int = 3
-    #: Seconds that a peer may take to open, and for each turn. One that takes longer, or fails in
-    #: a turn, takes no further ones.
+    #: Seconds that a peer may take to open, and for each turn. A peer that takes longer or fails
+    #: takes no further turns.
     peer_seconds: float = 120.0
     #: A smoke run: small work on a small model; its figures mean nothing.
     quick: bool = False
@@ -73,8 +73,8 @@ def measure_serve(
     report: Callable[[str], None] = lambda _: None,
     pythons: Mapping[str, str] = MappingProxyType({}),
 ) -> ServeResult:
-    """Run everything; `report` is told what is going on. `pythons`: the interpreter that has a
-    peer, by the peer's name, where that is not this one."""
+    """Run all measurements; `report` is called with the current one. `pythons`: the interpreter of
+    each peer, by its name, if it is not this one."""
     found = []
     with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
         for model in options.models:
@@ -102,7 +102,7 @@ def measure_serve(
 
 @dataclass(slots=True)
 class _Turns:
-    """What the repetitions of a workload gave: our runs, and the peers' tokens a second."""
+    """The results of a workload's repetitions: our runs, and the peers' tokens a second."""
 
     runs: list[Run] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=dict)
@@ -113,14 +113,14 @@ class _Runs:
     alone: dict[str, _Turns] = field(default_factory=dict)
     interference: dict[str, _Turns] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    #: Peers that take no further turns, and why.
+    #: Peers that take no further turns -> why.
     not_measured: dict[str, str] = field(default_factory=dict)
     lag: Quantiles | None = None
     idle_lag: Quantiles | None = None
 
 
 class _Measurement:
-    """One model: an engine here, and a process for each peer."""
+    """The measurement of one model: an engine here, and a process for each peer."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _Measurement:
         self._report = report
 
     async def run(self) -> _Runs:
-        """All turns. A peer's comes right after ours, so that a noisy minute hits both."""
+        """Run all turns. A peer's comes right after ours, so that a noisy minute affects both."""
         options, found = self._options, _Runs()
         config = EngineConfig(device="cpu", dtype=options.dtype, max_running=MAX_RUNNING)
         async with AsyncExitStack() as stack:
@@ -205,7 +205,7 @@ class _Measurement:
         peers: Sequence[PeerProcess],
         busy_cores: int = 0,
     ) -> None:
-        """Ours, then each peer's, beside `busy_cores` cores that other programs keep busy."""
+        """Our turn, then each peer's, beside `busy_cores` cores that other programs keep busy."""
         prompts = work.prompts(self._vocab, repetition)
         rest = _no_rest if self._options.quick else until_quiet
         await rest(busy_cores)
@@ -223,14 +223,14 @@ class _Measurement:
                 turns.peers.setdefault(peer.name, []).append(work.counted / seconds)
 
     async def _lag(self) -> tuple[Quantiles, Quantiles]:
-        """Lateness beside 16 streams, and beside an idle engine for a second."""
+        """Lateness beside 16 streams, and beside an idle engine, for a second each."""
         options = self._options
         work = (QUICK if options.quick else WORKLOADS)["sixteen"]
         async with ticking() as idle:
             await anyio.sleep(0.1 if options.quick else 1.0)
         async with ticking() as busy:
             for repetition in range(options.repeat):
-                # New prompts, so that nothing is cached.
+                # New prompts, of which nothing is cached.
                 prompts = work.prompts(self._vocab, 1000 + repetition)
                 await run_workload(self._engine, work, prompts)
         return Quantiles.of(busy.late), Quantiles.of(idle.late)
@@ -240,7 +240,7 @@ async def _no_rest(busy_cores: int) -> None: ...
 
 
 def _product_seconds(folder: Path, options: ServeOptions) -> dict[int, float]:
-    """See `product_seconds`: in a process of its own, whose threads end with it."""
+    """`product_seconds` in a process of its own, whose threads end with it."""
     from asyncinfer.bench.products import BULK_ROWS, product_rows, product_seconds
 
     rows = sorted({BULK_ROWS, *map(product_rows, options.workloads)})

@@ -1,4 +1,4 @@
-"""What `asyncinfer bench serve` found."""
+"""The results of `asyncinfer bench serve`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Interference:
 
     rates: tuple[float, ...]
     peer_rates: Mapping[str, tuple[float, ...]]
-    #: The engine's with one thread and beside none, a bound for `rates`.
+    #: The engine's rates on one thread and without busy programs, a bound for `rates`.
     one_thread_rates: tuple[float, ...]
 
     @property
@@ -28,20 +28,20 @@ class Interference:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One workload on one model. Rates in tokens a second, in the order of the repetitions."""
+    """One workload on one model. Rates are tokens a second, in the order of repetitions."""
 
     name: str
     title: str
     rates: tuple[float, ...]
-    #: By the peer's name.
+    #: Rates by the peer's name.
     peer_rates: Mapping[str, tuple[float, ...]]
     interference: Interference | None
     #: Milliseconds of all repetitions.
     ttft: Quantiles
     itl: Quantiles | None
-    #: Prompt tokens taken from the prefix cache, per repetition.
+    #: Prompt tokens found in the prefix cache, per repetition.
     cached_tokens: int
-    #: Tokens a second if nothing but the model's matrix products took time, on this machine.
+    #: Tokens a second if only the model's matrix products took time, on this machine.
     ceiling: float
 
     @property
@@ -74,11 +74,11 @@ class ModelResult:
 
     model: str
     columns: tuple[Column, ...]
-    #: By the peer's name.
+    #: Versions by the peer's name.
     peer_versions: Mapping[str, str]
-    #: Peers that failed in a turn or took too long for one, and took no further ones.
+    #: Peers that failed or took too long in a turn, and took no further ones -> why.
     not_measured: Mapping[str, str]
-    #: Milliseconds of lateness of a task that slept one, beside 16 streams and beside none.
+    #: Lateness in milliseconds of a task that slept for one, beside 16 streams and beside none.
     lag: Quantiles
     idle_lag: Quantiles
 
@@ -106,7 +106,7 @@ class ServeResult:
 
 
 def _over(title: str, rate: float, peer_rates: Mapping[str, tuple[float, ...]]) -> list[Figure]:
-    """The rate over each peer's."""
+    """The rate as a multiple of each peer's."""
     return [
         Figure(f"{title}, over {peer}", rate / median(rates), "x", "higher", 1.0)
         for peer, rates in peer_rates.items()

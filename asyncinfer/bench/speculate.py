@@ -37,15 +37,15 @@ class Account:
         return self.balance
 '''
 _COPIED: Final = _FILE + "\n\n# The same again:\n" + _FILE + "\n\n# The same again:\n"
-#: What the caller expects: the file before an edit, which is wrong in four places.
+#: The caller's prediction: the file before an edit, which differs in four places.
 _EXPECTED: Final = _FILE.replace("amount", "value", 2).replace("self.balance", "self.total", 2)
 _COPY: Final[dict[str, Any]] = {"prompt": _COPIED, "temperature": 0.0}
 _HINT: Final[dict[str, Any]] = {"prediction": _EXPECTED}
-#: A text that goes on without repeating itself, drawn at temperature 1.
+#: A text that continues without repeating itself, drawn at temperature 1.
 _TOLD: Final = "The old harbour master opened his diary and began to write about the storm. "
-#: Such texts of a turn, each with a seed of its own.
+#: Such texts in a turn, each with its own seed.
 _TEXTS: Final = 3
-#: Tokens of each answer of the warm-up, at most.
+#: The most tokens of each answer of the warm-up.
 _WARMING: Final = 32
 
 
@@ -61,7 +61,7 @@ class SpeculateOptions:
     running: int = 16
     loop: str = "asyncio"
     repeat: int = 5
-    #: No turn after the first begins that would end later than this after the warm-up.
+    #: After the first turn, no turn begins that would end later than this after the warm-up.
     seconds: float = 210.0
 
 
@@ -83,7 +83,7 @@ class SpeculateTurn:
 
 @dataclass(frozen=True, slots=True)
 class CrowdTurn:
-    """Tokens a second over all of many copies at once."""
+    """The rates of many copies at once, in tokens a second over all of them."""
 
     plain: float
     predicted: float
@@ -146,7 +146,7 @@ async def _measure(options: SpeculateOptions, report: Callable[[str], None]) -> 
     report("opening two engines, without proposers and with prompt-lookup")
     turns: list[SpeculateTurn] = []
     crowds: list[CrowdTurn] = []
-    # The prompts stay in the cache after the warm-up, so that a turn is decoding and little else.
+    # Prompts stay cached after the warm-up, so a turn is little but decoding.
     async with (
         Engine(options.model) as plain,
         Engine(options.model, proposers=["prompt-lookup"]) as lookup,
@@ -166,7 +166,7 @@ async def _measure(options: SpeculateOptions, report: Callable[[str], None]) -> 
 
             turns.append(await bench.turn(turn, tell))
             if turn % 2:
-                # It takes most of a turn's time.
+                # The crowd takes most of a turn's time.
                 crowds.append(await bench.crowd(tell))
             longest = max(longest, time.perf_counter() - at)
     return SpeculateResult(
@@ -182,7 +182,7 @@ async def _measure(options: SpeculateOptions, report: Callable[[str], None]) -> 
 
 @dataclass(slots=True)
 class _Bench:
-    """The engines, and what they are asked."""
+    """The engines, and the requests that they get."""
 
     plain: Engine
     lookup: Engine
@@ -195,12 +195,12 @@ class _Bench:
         predicted, second = await self._decode(self.plain, 1, _COPY | _HINT)
         looked_up, third = await self._decode(self.lookup, 1, _COPY)
         kinds = [(self.plain, {}), (self.lookup, {}), (self.plain, _HINT)]
-        # Seconds a token, of each kind over all texts.
+        # Seconds per token of each kind, over all texts.
         paces = [0.0] * len(kinds)
         for text in range(_TEXTS):
             report(f"text {text + 1} of {_TEXTS} that does not repeat itself")
             asked = {"prompt": _TOLD, "temperature": 1.0, "seed": _TEXTS * turn + text}
-            # Each kind comes first once, since what a machine does besides drifts.
+            # Each kind comes first once, since the load of a machine drifts.
             for place in range(len(kinds)):
                 kind = (text + place) % len(kinds)
                 engine, more = kinds[kind]
@@ -220,8 +220,8 @@ class _Bench:
     async def _decode(
         self, engine: Engine, requests: int, asked: Mapping[str, Any]
     ) -> tuple[float, Completion]:
-        """Tokens a second of so many requests together after their first tokens, and an answer."""
+        """Tokens a second of so many requests together after their first tokens, and one answer."""
         seconds, done = await answer_together(engine, self.tokens, [asked] * requests)
-        # The prompt takes as long with and without drafts.
+        # The prompt takes equally long with and without drafts.
         waited = min(each.timings.ttft for each in done)
         return requests * (self.tokens - 1) / (seconds - waited), done[0]

@@ -84,7 +84,7 @@ def serve_table(model: Mapping[str, Any]) -> Table:
 
 
 def peers_of(column: Mapping[str, Any]) -> Mapping[str, Sequence[float]]:
-    """Each peer's rates. Records of a time with one peer have a list of them."""
+    """Each peer's rates. Records from when there was only one peer have a list."""
     rates: Any = column["peer_rates"]
     return {"transformers": rates} if isinstance(rates, list) else rates
 

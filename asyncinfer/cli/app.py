@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         if cmd_name == "models":
-            # It reads headers, and computes nothing.
+            # This command reads headers and computes nothing.
             torch_later()
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)

@@ -25,7 +25,7 @@ __all__ = ["http"]
 @repeat()
 @recorded
 def http(json_path: Path | None, plot: Path | None, quick: bool, **options: Any) -> None:
-    """What the HTTP application and the in-process clients cost, on a fake model.
+    """The cost of the HTTP application and the in-process clients, on a fake model.
 
     Streams over sockets whose clients, in a process of their own, leave every second answer at a
     random moment: how late the server's event loop runs its tasks, and what is still held after.

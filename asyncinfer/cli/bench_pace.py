@@ -30,7 +30,7 @@ __all__ = ["pace"]
 @repeat()
 @click.option("--json", "json_path", type=FILE, help="Write the record here.")
 def pace(json_path: Path | None, **options: Any) -> None:
-    """How evenly streams go on while a long prompt is computed beside them, and what that costs.
+    """How evenly streams go on while a long prompt is computed beside them, and the price of that.
 
     On the CPU: a prompt alone, then one beside streams, with `step_target` and without, in turns.
     """

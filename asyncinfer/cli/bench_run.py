@@ -34,7 +34,7 @@ def run_bench(
     load = Environment.now().load
     console = Console(stderr=True)
     with console.status(f"asyncinfer bench {name}") as status:
-        # What is not a terminal shows no status: a log has lines.
+        # Without a terminal, print lines of a log in place of a status.
         result = measure(options, status.update if console.is_terminal else console.out)
     # Versions are those of what the run imported; the machine's load is that from before it.
     environment = dataclasses.replace(Environment.now(), load=load)

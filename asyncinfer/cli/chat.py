@@ -35,8 +35,8 @@ _LEAVE: Final = frozenset({"/bye", "/exit", "/quit", "exit", "quit"})
 _FORGET: Final = frozenset({"/clear", "/reset"})
 _EXPLAIN: Final = frozenset({"/help", "/?"})
 
-#: How the embedded model answers in the place of one that cannot be fetched: it ends no comment by
-#: itself, and repeats a word of one up to the end of its context.
+#: Sampling options of the embedded model where it replaces a model that cannot be fetched: it ends
+#: no comment by itself, and repeats a word up to the end of its context.
 _EMBEDDED: Final = {"max_tokens": 48, "repetition_penalty": 1.3}
 
 
@@ -63,7 +63,7 @@ def chat(
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
     if "negative_prompt" in sampling:
-        # Checked as it was typed, before it becomes the messages of a conversation.
+        # Checked as typed, before it becomes the messages of a conversation.
         guidance = ("negative_prompt", "guidance_scale")
         asyncinfer.SamplingParams(**{name: sampling[name] for name in guidance if name in sampling})
     sampling |= adapter_of(engine)
@@ -154,7 +154,7 @@ class _Conversation:
     def _answer(self, messages: list[dict[str, str]]) -> str:
         sampling = dict(self._sampling)
         if "negative_prompt" in sampling:
-            # The same conversation, held with a model that was told this.
+            # The same conversation, with a model that was given the negative prompt.
             system = {"role": "system", "content": sampling["negative_prompt"]}
             spoken = [message for message in messages if message["role"] != "system"]
             sampling["negative_prompt"] = [system, *spoken]

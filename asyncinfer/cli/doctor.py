@@ -81,7 +81,7 @@ def doctor(
 
 
 def _json(value: Any) -> Any:
-    """`value` as JSON has it, which knows neither NaN nor infinity: they are null."""
+    """`value` in JSON's types, with null for NaN and infinity."""
     if isinstance(value, Mapping):
         return {key: _json(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -97,7 +97,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _print(report: Report) -> None:
-    # A pipe has no width to fit.
+    # A pipe has no width, so tables have a fixed one.
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     tuned = [_tuned(report)] if report.tuned else []
     for table in (_machine(report), _trials(report), *tuned, _products(report)):
@@ -151,7 +151,7 @@ def _trials(report: Report) -> Table:
     table.add_column("trial")
     table.add_column("verdict")
     titles = ["error", "allowed"]
-    # Kernels of a GPU alone are timed.
+    # Only a GPU's kernels are timed.
     timed = any(trial.seconds is not None for trial in report.trials)
     for title in [*titles, "µs", "of bandwidth"] if timed else titles:
         table.add_column(title, justify="right")

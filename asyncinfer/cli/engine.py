@@ -41,7 +41,7 @@ def adapter_of(engine: dict[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def loading_bar() -> Iterator[Callable[[asyncinfer.LoadProgress], None] | None]:
-    """Shows loaded bytes and compiled kernels on stderr while the block runs; nothing if that is no
+    """Show loaded bytes and compiled kernels on stderr inside the block; nothing without a
     terminal."""
     if not sys.stderr.isatty():
         yield None

@@ -49,8 +49,8 @@ def with_model(engine: dict[str, Any]) -> dict[str, Any]:
 
 
 def shipped(model: str) -> str:
-    """Where a model's config lies that is read and not opened: "embedded" is the folder in the
-    package, all else stays as it is."""
+    """Where the config of a model is that is read and not opened: the package's folder for
+    "embedded", else `model` itself."""
     from asyncinfer.builtin import EMBEDDED, MODEL_PATH
 
     return str(MODEL_PATH) if model == EMBEDDED else model

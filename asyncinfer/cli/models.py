@@ -28,8 +28,8 @@ __all__ = ["models"]
 def models(folder: Path | None, check: bool, follow_symlinks: bool, json: bool) -> int:
     """List the models that can be fetched by name and the architectures that can be loaded, by
     groups, each shipped one with a checkpoint that has it; or look at the checkpoint in FOLDER, or
-    at a GGUF file, and say whether it can be, and if not, what is lacking. Reads headers only. A
-    config.json will do."""
+    at a GGUF file, and say whether it can be loaded, and if not, what is missing. Reads headers
+    only. A config.json will do."""
     if folder is not None:
         found = examine(folder, follow_symlinks=follow_symlinks)
         click.echo(_as_json(found) if json else _as_text(found))

@@ -127,7 +127,7 @@ def _print(found: Plan) -> None:
 
 
 def _states(found: Plan) -> list[str]:
-    """What a hybrid keeps for prefix hits."""
+    """The states that a hybrid keeps for prefix hits."""
     kept = found.formats[0].state_bytes_kept
     return [f"states kept for prefix hits: {kept / 1e9:.3g} GB per sequence"] if kept else []
 

@@ -127,7 +127,7 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
 
 @asynccontextmanager
 async def _engine(options: dict[str, Any], replicas: int | None) -> AsyncIterator[Served]:
-    """One engine, or so many on a Ray cluster."""
+    """One engine, or `replicas` of them on a Ray cluster."""
     if replicas is None:
         async with open_engine(options) as engine:
             yield engine

@@ -110,7 +110,7 @@ def simulate_command(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        # Better before a long run than after it.
+        # Written first, so that a bad path does not waste a long run.
         raise click.ClickException(f"--out {out}: {error.strerror}") from error
     with _bar(steps) as moved, _told_to_stop() as told:
 

@@ -1,4 +1,4 @@
-"""`torch_later`: a command that reads headers alone does not wait for torch."""
+"""`torch_later` keeps a command that reads headers alone from importing torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["torch_later"]
 
 
 class _Later(ModuleType):
-    """Stands for one of torch's modules, which is imported when an attribute is asked for."""
+    """Stands for one of torch's modules, which is imported on the first access to an attribute."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        # What the import system asks every package for.
+        # Every package has a path, which the import system reads.
         self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> object:
@@ -28,7 +28,7 @@ class _Later(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds a `_Later` for whatever is imported of torch."""
+    """Returns a `_Later` for every import of torch and its modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -48,8 +48,8 @@ _FINDER = _Finder()
 
 
 def torch_later() -> None:
-    """Have torch imported when it is first used, where it is not imported yet. This changes how
-    the whole process imports, and is for a process that runs one command."""
+    """Import torch on its first use, unless it is imported already. This changes imports for the
+    whole process, so it is for a process that runs one command."""
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _FINDER)
 

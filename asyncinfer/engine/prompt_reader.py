@@ -137,7 +137,7 @@ def message_chars(messages: Sequence[Any], roles: Collection[str] | None = None)
 
 
 def is_chat(prompt: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether a prompt is chat messages."""
+    """Whether a prompt is chat messages, by its first one: it may be a million token ids."""
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 

@@ -1,4 +1,4 @@
-"""`read_config_json`: what a checkpoint says of its model, unchecked."""
+"""`read_config_json`: the unchecked `config.json` of a checkpoint."""
 
 from __future__ import annotations
 

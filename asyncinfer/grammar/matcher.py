@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Matcher"]
 
-#: Tokens between two looks at what a matcher holds, at least.
+#: The fewest tokens between two measurements of a matcher's size.
 MEASURED: Final = 64
 
 
@@ -44,7 +44,7 @@ class Matcher:
         self.words = words
         self.counters = counters
         self.most_forced = most_forced
-        #: Tokens taken, and bytes held when it was measured last.
+        #: Tokens taken, and bytes at the last measurement.
         self.tokens = self.size = 0
         self._due = MEASURED
 
@@ -70,9 +70,9 @@ class Matcher:
         return made
 
     def grown(self) -> int:
-        """Bytes by which it has grown since it was measured last. To be called after each step; it
-        is measured whenever its tokens have become more by a quarter, which costs the same for
-        each token however long the answer is."""
+        """Bytes by which the matcher has grown since its last measurement. Call it after each step;
+        it measures whenever the tokens are a quarter more, which costs the same per token however
+        long the answer is."""
         if self.tokens < self._due:
             return 0
         self._due = self.tokens + max(MEASURED, self.tokens // 4)

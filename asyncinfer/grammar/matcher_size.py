@@ -1,4 +1,4 @@
-"""The bytes that a matcher holds. The library does not tell them, so a copy is measured."""
+"""The size of a matcher in bytes. The library does not tell it, so a copy is measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["PER_TOKEN", "matcher_size"]
 
 #: Bytes that a token of an ordinary format adds, rounded up: 80 to 210 for each byte of JSON. A
-#: format that can be read in many ways at once adds up to 16 kB for each byte.
+#: format with many possible parses adds up to 16 kB for each byte.
 PER_TOKEN: Final = 1024
 
 
@@ -32,7 +32,7 @@ def _find() -> Callable[[], _Allocated] | None:
     try:
         look = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):
-        # musl and macOS do not have it.
+        # Not in musl and macOS.
         return None
     look.restype = _Allocated
     return look
@@ -42,10 +42,10 @@ _allocated = _find()
 
 
 def matcher_size(state: LLMatcher, tokens: int) -> int:
-    """Bytes of a matcher that has taken so many tokens: those of a copy of it, or `PER_TOKEN` where
-    the C library does not say what it has given away.
+    """Bytes of a matcher that has taken so many tokens: those of a copy of it, or `PER_TOKEN` for
+    each where the C library does not tell how much it has allocated.
 
-    Other threads may take memory in the same moment, so that the smallest of three looks counts.
+    Other threads may allocate at the same moment, so the least of three measurements counts.
     """
     if _allocated is None:
         return PER_TOKEN * tokens
@@ -61,5 +61,5 @@ def _copied(state: LLMatcher, allocated: Callable[[], _Allocated]) -> int:
 
 
 def _taken(found: _Allocated) -> int:
-    """Bytes in use, those of large pieces included, which have maps of their own."""
+    """Allocated bytes, including large blocks, which are mapped separately."""
     return int(found.uordblks + found.hblkhd)

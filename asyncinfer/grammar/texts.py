@@ -15,7 +15,7 @@ __all__ = ["grammar_text", "json_grammar"]
 #: Options of JSON. White space is bounded, since a model may go on with it for ever.
 _JSON: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
 _ANSWER: Final = "answer"
-#: A rule of GBNF at the beginning of a line; Lark has a single colon there.
+#: A rule of GBNF at the beginning of a line. Lark has a single colon there.
 _GBNF: Final = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
 
 

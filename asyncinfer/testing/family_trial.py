@@ -37,11 +37,11 @@ class FamilyTrial:
         std = 1.2 * config.hidden_size**-0.5
         with torch.no_grad():
             held = self._model.state_dict()
-            # Some numbers that checkpoints hold are no parameters.
+            # Buffers of the checkpoint that are no parameters get noise, too.
             buffers = [each for name, each in self._model.named_buffers() if name in held]
             for tensor in (*self._model.parameters(), *buffers):
                 noise = torch.empty_like(tensor).normal_(0.0, std, generator=generator)
-                # A norm's weight stays near what it begins as, one or zero.
+                # A norm's weight stays near its initial value, one or zero.
                 tensor.copy_(noise if tensor.dim() > 1 else tensor + noise)
         self._model.save_pretrained(folder)
         self.values: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -98,7 +98,7 @@ class FamilyTrial:
 
 
 def pieces(decoder: Decoder, ids: Sequence[int]) -> DecoderRun:
-    """One sequence in chunks and single tokens; whole where its tokens see those after them."""
+    """One sequence in chunks and single tokens; in one pass if its tokens attend to later ones."""
     run = DecoderRun(decoder, [ids])
     if decoder.config.bidirectional:
         run.step({0: len(ids)})

@@ -131,7 +131,7 @@ def _check_tables(scheduler: Scheduler, seated: list[Sequence]) -> None:
     for r in seated:
         blocks = r.capacity // size
         hold("I4", r.capacity == blocks * size, "{}: capacity {}", r, r.capacity)
-        # A guide has the drafts of the sequence that it guides, which it forgets as the two end.
+        # A guide has the drafts of its sequence, which forgets the guide when both end.
         drafter = r.drafter if r.guided is None else r.guided.drafter
         most = r.total_known + (0 if drafter is None else drafter.most)
         few = blocks <= -(-most // size)

@@ -229,7 +229,7 @@ def guided_oracle(
     windows: Sequence[int] = (),
     adapter: int = 0,
 ) -> list[int]:
-    """`oracle` of a request that `params.guidance_scale` guides away from `negative_ids`."""
+    """`oracle` for a request that `params.guidance_scale` guides away from `negative_ids`."""
     answer: list[int] = []
     given, free = (_Digests(ids, windows, adapter) for ids in (prompt_ids, negative_ids))
     while len(answer) < count:
@@ -248,7 +248,7 @@ def guided_oracle(
 
 
 class _Digests:
-    """The digest of a sequence that grows."""
+    """The digest of a growing sequence."""
 
     def __init__(self, tokens: Sequence[int], windows: Sequence[int], adapter: int) -> None:
         self.digest, self._position, self._kv = 0, 0, adapter

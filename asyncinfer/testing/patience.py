@@ -20,10 +20,10 @@ AT_MOST: Final = 900.0
 
 
 class Waited:
-    """Seconds for which one call was seen to run, by looks that are `LOOK_EVERY` apart.
+    """The seconds for which one call was seen to run, by looks that are `LOOK_EVERY` apart.
 
-    What passes between two looks counts for no more than twice that: in a process that was stopped,
-    on a machine that slept or was busy, the call had no chance to go on."""
+    The time between two looks counts for at most twice that: in a process that was stopped, or on a
+    machine that slept or was busy, the call had no chance to go on."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -38,7 +38,7 @@ def check_sampler(
 
 
 def _check(sampler: SamplerPlugin | str, device: str) -> None:
-    # Imported here: tests on a fake model need no torch.
+    # Imported here, since tests on a fake model need no torch.
     from asyncinfer.testing.sampler_rules import RULES
     from asyncinfer.testing.sampler_trial import SamplerTrial
 

@@ -37,7 +37,7 @@ def is_quick(trial: SamplerTrial) -> None:
         try:
             spent = _spent(trial)
         except AsyncInferError:
-            # Other rules say what is wrong, with a smaller case.
+            # Other rules report this fault, with a smaller case.
             return
         for method, calls in spent.items():
             every.setdefault(method, []).extend(calls)

@@ -1,4 +1,4 @@
-"""`StrictKV`: what the KV groups of the strict fake model store, as block tables show it."""
+"""`StrictKV`: what the KV groups of the strict fake model store, as seen through block tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StrictPages:
         self.poison(range(count))
 
     def poison(self, pages: Iterable[int]) -> None:
-        """Fill pages with garbage, so that whoever still reads them shows it."""
+        """Fill pages with garbage, which any further reader reveals."""
         for page in pages:
             self.entries[page] = [self.garbage()] * self._size
 
@@ -46,7 +46,7 @@ class StrictPages:
         return self.entries[page]
 
     def store(self, page: int, position: int, entry: int) -> None:
-        """The entry of the token at `position`; in place of the one before it for states."""
+        """Store the entry of the token at `position`; a state replaces the one before it."""
         self.entries[page][position % self._size] = entry
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -61,26 +61,26 @@ class StrictPages:
 
 @dataclass(slots=True)
 class StrictSlot:
-    """A slot as the strict fake model has it."""
+    """A slot of the strict fake model."""
 
     join: Join
-    #: Every token known, those just drawn included.
+    #: Every known token, including those just drawn.
     tokens: list[int]
     #: The block table of each KV group.
     tables: list[list[int]]
-    #: Tokens in the KV cache; None until the first step tells.
+    #: Tokens in the KV cache; None until the first step.
     computed: int | None = None
-    #: How many of the last ones may not stand: drafts, after which tokens may follow that were not
-    #: drawn.
+    #: How many of the last tokens may be rejected: drafts, after which tokens may follow that were
+    #: not drawn.
     unsure: int = 0
-    #: The states after each drafted token of the last row, by how many tokens the sequence has then
-    #: and by group.
+    #: The states after each drafted token of the last row, by the sequence's length then and by
+    #: group.
     aside: dict[int, dict[int, int]] = field(default_factory=dict)
 
 
 class StrictKV:
-    """The pages of all KV groups. A slot's tokens are read and written through its block tables. A
-    table that lacks a page fails."""
+    """The pages of all KV groups. A slot's tokens are read and written through its block tables,
+    and a table that lacks a page fails."""
 
     def __init__(self, spec: RunnerSpec) -> None:
         self._size = spec.block_size
@@ -93,8 +93,8 @@ class StrictKV:
         ]
 
     def read(self, slot: StrictSlot, start: int, adapter: int) -> tuple[int, int, list[Seen]]:
-        """KV, digest and windows before `start`, from every entry. `adapter` is what the first
-        token's KV begins with."""
+        """KV, digest and windows before `start`, from every entry. The first token's KV begins with
+        `adapter`."""
         windows: list[Seen] = []
         for number, window in enumerate(self._windows, 1):
             if window == STATE:
@@ -108,7 +108,7 @@ class StrictKV:
         return entries[-1], sum(map(mul, entries, self._weights)) & MASK, windows
 
     def state(self, slot: StrictSlot, group: int, tokens: int) -> int:
-        """A group's state after so many tokens, as far as its page has it."""
+        """A group's state after so many tokens, if its page still has that state."""
         if not tokens:
             return 0
         page = slot.tables[group][(tokens - 1) // self._size]
@@ -116,7 +116,7 @@ class StrictKV:
         return self.pages[group].entries[page][0]
 
     def _entries(self, slot: StrictSlot, group: int, start: int, end: int) -> list[int]:
-        """What a group has stored of the tokens from `start` to `end`."""
+        """The entries of the tokens from `start` to `end` in a group."""
         size, pages = self._size, self.pages[group].entries
         found: list[int] = []
         for page in slot.tables[group][start // size : -(-end // size)]:
@@ -128,7 +128,7 @@ class StrictKV:
     def write(
         self, slot: StrictSlot, start: int, count: int, kv: int, digest: int, windows: list[Seen]
     ) -> int:
-        """Store what the groups have of a row; the digest of its last token."""
+        """Store a row's entries in all groups, and return the digest of its last token."""
         size, weights, tokens = self._size, self._weights, slot.tokens
         if not windows:
             pages, table = self.pages[0].entries, slot.tables[0]

@@ -135,11 +135,11 @@ class StrictRunner(FakeSteps):
             (self._held(slot), start, count)
             for slot, start, count in zip(step.slots, step.starts, step.counts, strict=True)
         ]
-        # Every read comes before every write: a page another row writes in this step is stale.
+        # All rows are read before any is written: pages that rows write in this step are stale.
         states = [self._kv.read(slot, start, self._adapter(slot.join)) for slot, start, _ in rows]
         result = StepResult(tokens=[], logprobs={}, prompt_logprobs={})
         drawn: dict[int, list[int]] = {}
-        #: Of each row, after all tokens known and after each of its draft.
+        #: For each row, the digests after all known tokens and after each drafted one.
         digests: list[list[int]] = []
         for row, (slot, start, count) in enumerate(rows):
             draft = step.drafts.get(row, ())
@@ -189,7 +189,7 @@ class StrictRunner(FakeSteps):
         return result
 
     def _write_draft(self, slot: StrictSlot, draft: Sequence[int]) -> list[int]:
-        """Write a draft after all tokens known, and keep the states; the digest of each token."""
+        """Write a draft after all known tokens, and keep states. Returns each digest."""
         digests: list[int] = []
         known = len(slot.tokens)
         slot.tokens += draft
@@ -208,8 +208,8 @@ class StrictRunner(FakeSteps):
             }
 
     def _go_on(self, slot: StrictSlot, draft: Sequence[int], draws: list[int]) -> int:
-        """The slot goes on by what was drawn up to the first drafted token that was not; how many
-        came before that one."""
+        """Advance the slot by the draws up to the first one that differs from the draft. Returns
+        how many came before it."""
         known = len(slot.tokens) - len(draft)
         right = 0
         while right < len(draft) and draft[right] == draws[right]:
@@ -225,8 +225,8 @@ class StrictRunner(FakeSteps):
         return right
 
     def _predicted(self, slot: StrictSlot, position: int, count: int) -> list[int]:
-        """What will be drawn from a position on; every fourth token is another one, and those that
-        follow it are what would follow it."""
+        """The tokens that will be drawn from a position on, except that every fourth is wrong, and
+        the ones after it continue from the wrong token."""
         known, join = slot.tokens[:position], slot.join
         for at in range(position, min(position + count, self._spec.max_context)):
             (token,) = self.oracle(known, join.params, join.seed, 1)

@@ -67,7 +67,7 @@ class ChatTemplate:
             self._own, self._strict = caller_text_class(shield), caller_text_class(self._shield)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Its classes are made for it, so it travels as what it was made of."""
+        """Pickled by its arguments, since it creates classes of its own."""
         return _made, self._given
 
     @classmethod

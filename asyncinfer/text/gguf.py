@@ -18,9 +18,9 @@ from asyncinfer.text.tokenizer import Tokenizer
 __all__ = ["gguf_template", "gguf_tokenizer"]
 
 _PREFIX: Final = "tokenizer.ggml."
-#: Kinds of tokens, as the file numbers them.
+#: Kinds of tokens, by the file's numbers.
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-#: Tokenizers that take a word which is a token as it is, even if no merges lead to it.
+#: Tokenizers that keep a word which is a token, even if no merges lead to it.
 _WHOLE_WORDS: Final = {
     "falcon-h1",
     "lfm2",
@@ -30,7 +30,7 @@ _WHOLE_WORDS: Final = {
     "pixtral",
     "tekken",
 }
-#: Tokenizers whose texts begin with the BOS token though the file does not say so.
+#: Tokenizers whose texts begin with the BOS token, though the file does not say so.
 _WITH_BOS: Final = _WHOLE_WORDS
 #: Control tokens that end an answer: files name at most one of them.
 _ENDS: Final = {
@@ -61,8 +61,8 @@ _END: Final = "<|end|>"
 
 def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
     """The tokenizer that the metadata of a GGUF file describes. It is byte-level BPE ("gpt2"), or
-    BPE with bytes to fall back on: with merges that follow from scores as SentencePiece's do
-    ("llama"), or with a list of merges ("gemma4"). `ModelLoadError` names the key."""
+    BPE with a fallback to bytes: with merges in the order of scores like SentencePiece's ("llama"),
+    or with a list of merges ("gemma4"). `ModelLoadError` names the key."""
     read = _Metadata(metadata, file)
     tokens = read.strings("tokens")
     if not tokens:
@@ -165,7 +165,7 @@ def _bpe(
 ) -> tokenizers.Tokenizer:
     try:
         model = models.BPE(_vocabulary(tokens), merges, **options)
-    except Exception as error:  # The library raises nothing narrower.
+    except Exception as error:  # The library raises no narrower class.
         raise read.refuse("merges", f"do not fit the tokens: {error}") from error
     return tokenizers.Tokenizer(model)
 
@@ -179,7 +179,7 @@ def _listed_merges(read: _Metadata) -> list[tuple[str, str]]:
 
 
 def _merges(read: _Metadata, tokens: Sequence[str], kinds: Sequence[int]) -> list[tuple[str, str]]:
-    """Those of SentencePiece, which joins the two neighbours whose token has the highest score."""
+    """SentencePiece's merges: it joins the two neighbours whose token has the highest score."""
     scores = read.numbers("scores", len(tokens))
     ranked = sorted(
         (index for index, kind in enumerate(kinds) if kind in (_NORMAL, _USER, _UNUSED)),
@@ -219,7 +219,7 @@ class _Metadata:
 
     def strings(self, key: str) -> list[str]:
         values = self.get(key)
-        # A set of types, since a vocabulary has a quarter of a million strings.
+        # By a set of types, since a vocabulary has a quarter of a million strings.
         if not isinstance(values, list) or set(map(type, values)) - {str}:
             raise self.refuse(key, "must be a list of strings")
         return values
@@ -232,7 +232,7 @@ class _Metadata:
         return value or ""
 
     def flag(self, key: str) -> bool | None:
-        """Whether it is true; None where the file does not say it."""
+        """A boolean of the metadata; None if the file does not have it."""
         value = self.get(key)
         if value is not None and not isinstance(value, bool):
             raise self.refuse(key, "must be true or false")

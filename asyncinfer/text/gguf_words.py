@@ -1,4 +1,4 @@
-"""How a GGUF file's tokenizer cuts a text into words."""
+"""How a GGUF file's tokenizer splits a text into words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["CUTS", "DIGITS", "GPT2"]
 
-#: Parts of the patterns that cut a text into words, of GPT-2 (Radford et al., 2019) and later ones.
+#: Parts of the patterns that split a text into words, of GPT-2 (Radford et al., 2019) and later.
 _CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER: Final = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
@@ -23,9 +23,9 @@ def _words(digits: str) -> str:
 
 
 def _cased_words(digits: str, ending: str, *, but: str = "", signs_end: str = r"\r\n/") -> str:
-    """GPT-4o's pattern: a new word begins where a capital follows a small letter. `ending` is the
-    pattern of what may end a word, `but` of letters that are in none, and `signs_end` has what ends
-    a run of signs."""
+    """GPT-4o's pattern: a new word begins where a capital follows a small letter. `ending` matches
+    what may end a word, `but` letters that belong to neither case, and `signs_end` the end of a run
+    of signs."""
     start = r"[^\r\n\p{L}\p{N}]?"
     upper, lower = (f"[{letters}{but}]" for letters in (_UPPER, _LOWER))
     return (
@@ -38,30 +38,30 @@ _LLAMA3: Final = _words(r"\p{N}{1,3}")
 _QWEN2: Final = _words(r"\p{N}")
 _GPT4O: Final = _cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")
 _TEKKEN: Final = _cased_words(r"\p{N}", "")
-#: Marks belong to the letter before them.
+#: Combining marks belong to the letter before them.
 _QWEN35: Final = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
-#: Signs end before a line does, where Qwen2's take line ends along.
+#: Signs end before a line does, where Qwen2's include line ends.
 _SEED: Final = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
 )
-#: DeepSeek-V3's cuts, one after the other: numbers, Chinese and Japanese, all else.
+#: DeepSeek-V3's successive splits: numbers, Chinese and Japanese, all else.
 _DEEPSEEK3: Final = (
     r"\p{N}{1,3}",
     "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
     r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     rf"|{_SPACES}",
 )
-#: Letters that the next cuts pass over: small ones of Armenian and Georgian, mathematical ones, and
-#: rare ones.
+#: Letters that the following splits skip: small ones of Armenian and Georgian, mathematical ones,
+#: and rare ones.
 _UNCUT: Final = (
     "\u0560-\u0588\u10c7\u10cd\u10d0-\u10ff\u1c80-\u1c88\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab68"
     "\U00010570-\U000105bb\U00016e40-\U00016e7f\U0001d400-\U0001df1e"
 )
-#: The first DeepSeek models' cuts: line ends, letters that have cases, signs, spaces at the end,
-#: Chinese, Japanese and Korean, digits.
+#: The successive splits of the first DeepSeek models: line ends, letters that have cases, signs,
+#: spaces at the end, Chinese, Japanese and Korean, digits.
 _DEEPSEEK: Final = (
     r"[\r\n]",
     rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{_UNCUT}]]+",
@@ -77,16 +77,16 @@ _DEEPSEEK_CODER: Final = (
     "[一-龥\u0800-一가-\ud7ff]+",
     r"\p{N}",
 )
-#: Han characters are words of their own.
+#: Runs of Han characters are words of their own.
 _KIMI: Final = r"[\p{Han}]+|" + _cased_words(
     r"\p{N}{1,3}", f"{_CONTRACTIONS}?", but=r"&&[^\p{Han}]", signs_end=r"\r\n"
 )
 #: Digits in threes, counted from the end of a number.
 _AYA: Final = (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)
-#: GPT-2's own cuts, and those after each digit was cut off.
+#: GPT-2's own split, and the same after each digit was split off.
 GPT2: Final = "gpt-2"
 DIGITS: Final = "digits, then gpt-2"
-#: By the name that a file gives: the patterns that cut a text for a byte-level tokenizer.
+#: A file's name for its split -> the patterns for a byte-level tokenizer.
 CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
     "a.x-4.0": GPT2,
     "chatglm-bpe": _LLAMA3,

@@ -1,4 +1,4 @@
-"""`all_merges`: the merges of a vocabulary that has only an order."""
+"""`all_merges`: the merges of a vocabulary that has only ranks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 
 __all__ = ["LONGEST", "all_merges"]
 
-#: Characters of a token at most, which its reader checks: the time of cuts grows with the square.
+#: The most characters of a token, checked by its reader: the time of splits grows with the square.
 LONGEST: Final = 512
 
 
 def all_merges(ranked: Iterable[str], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every way to cut a token into two others, in the order of `ranked`: tokenizers without a list
+    """Every split of a token into two others, in the order of `ranked`: tokenizers without a list
     of merges always join the two neighbours whose token comes first."""
     found = []
     for token in ranked:

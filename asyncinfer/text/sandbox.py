@@ -90,7 +90,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             # The sandbox wraps `str.format` in a function.
             owner = getattr(getattr(obj, "__wrapped__", None), "__self__", None)
         if isinstance(owner, _VALUES):
-            # Without the arguments that jinja2 adds for functions that ask for a context.
+            # Without the arguments that jinja2 adds for functions that take a context.
             kwargs = {name: it for name, it in kwargs.items() if name not in _ADDED}
             return call_method(budget, obj, owner, args, kwargs)
         for value in args:
@@ -102,7 +102,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         result = super().call(context, obj, *args, **kwargs)
         if type(result) is dict:
             budget.walk(result)
-        # A message that a macro wrote alone stays the caller's: it is stripped beside marks, too.
+        # A message written by a macro alone remains the caller's: it is stripped beside marks, too.
         made = (*args, *kwargs.values()) if isinstance(obj, Macro) else ()
         return next((it for it in made if isinstance(it, CallerText) and str(it) == result), result)
 
@@ -133,7 +133,7 @@ class _Namespace(Namespace):
     """`namespace(...)`, whose names may not begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # No parameter is called `self`, since a template may use that name.
+        # No parameter may be named `self`, since a template may use that name.
         values = dict(*args[1:], **kwargs)
         for name in values:
             _plain_name(name)

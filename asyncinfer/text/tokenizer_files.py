@@ -32,7 +32,7 @@ _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 
 
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of `folder`, with every token that a file calls special marked as such."""
+    """The tokenizer of `folder`, in which every token that a file calls special is marked so."""
     from asyncinfer.models.remote_code import tiktoken_file, tokenizer_code
 
     tokenizer_code(folder)
@@ -89,7 +89,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def file_of(folder: Path, name: str, within: str = "") -> Path | None:
-    """A regular file of the checkpoint (a link out of it is refused); None without one."""
+    """A regular file of the checkpoint (a link out of it is refused); None if absent."""
     return files.checkpoint_file(folder, name, within)
 
 

@@ -104,7 +104,7 @@ def _options(value: object) -> Mapping[str, Any]:
         raise InvalidRequest("template_options", value, "must map names to values")
     chars = 0
     try:
-        # In pieces, so that no more is written than may be there.
+        # In pieces, to stop as soon as the text is too long.
         for piece in json.JSONEncoder(default=str).iterencode(dict(value)):
             chars += len(piece)
             if chars > MAX_TEMPLATE_OPTION_CHARS:

@@ -57,7 +57,7 @@ def without_tools(
 
 
 def _id(value: Any) -> object:
-    """A call's id, which nobody has looked at: a list is that of no call."""
+    """A call's id, unchecked: a list is the id of no call."""
     return value if isinstance(value, str | None) else object()
 
 

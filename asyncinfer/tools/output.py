@@ -39,7 +39,7 @@ class Output:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._parts = self._content
-        #: Deltas of calls, without the arguments that are pieces of each.
+        #: Deltas of calls, whose arguments are kept as lists of pieces.
         self._calls: list[tuple[ToolCallDelta, list[str]]] = []
         self._space = ""
         self._lead = False

@@ -1,4 +1,4 @@
-"""`asyncinfer bench http`: what the application and the in-process clients cost."""
+"""`asyncinfer bench http`: the cost of the application and the in-process clients."""
 
 from asyncinfer.bench.http.options import HttpOptions
 from asyncinfer.bench.http.run import HttpResult, measure_http

@@ -1,4 +1,4 @@
-"""What a call by an in-process client costs beyond the engine's own, and beyond the client's."""
+"""The cost of a call by an in-process client, beyond the engine's own and beyond the client's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from asyncinfer.testing import ChatTemplate, FakeModel
 
 __all__ = ["CallCost", "measure_calls", "one_core"]
 
-#: Tokens of an answer, calls in one turn, and those of each kind before the first.
+#: Tokens of an answer, calls in one turn, and calls of each kind before the first turn.
 TOKENS: Final = 8
 TURN: Final = 10
 WARM_UP: Final = 50
@@ -40,23 +40,23 @@ class CallCost:
 
     streamed: bool
     calls: int
-    #: By the engine's own method.
+    #: Calls of the engine's own method.
     engine: float
-    #: By OpenAI's client, in process.
+    #: Calls by OpenAI's client in process.
     client: float
-    #: By OpenAI's client on a transport that has the same answer at hand, in the same parts: what
-    #: the client itself takes to write requests and read answers where nothing comes in between.
+    #: Calls by OpenAI's client on a transport with a canned answer, in the same parts: the time of
+    #: the client itself to write requests and read answers.
     alone: float
-    #: What a call takes more than the engine's in the same turn: a machine's speed changes between
-    #: turns.
+    #: How much more a call takes than the engine's in the same turn, since a machine's speed
+    #: changes between turns.
     added: float
-    #: What our transport and application take more than the engine's call in the same turn, for
+    #: How much more our transport and application take than the engine's call in the same turn, for
     #: the request that the client makes, read to its end without the client.
     ours: float
 
 
 async def measure_calls(calls: int) -> tuple[CallCost, CallCost]:
-    """Whole answers and streamed ones. Raises `ModuleNotFoundError` without the extra `openai`."""
+    """Measure whole and streamed answers. `ModuleNotFoundError` without the extra `openai`."""
     model = FakeModel(strict=False, template=ChatTemplate(TEMPLATE))
     async with Engine(model) as engine, AsyncExitStack() as stack:
         client = await stack.enter_async_context(openai_client({"fake": engine}))
@@ -84,8 +84,8 @@ async def measure_calls(calls: int) -> tuple[CallCost, CallCost]:
 def one_core() -> Iterator[None]:
     """Have this thread, and the threads that it starts, run on one core where the system lets them.
 
-    Handing the interpreter's lock from one core to another costs more than what is between two
-    hand-overs, and how often it happens differs with what else the machine does."""
+    Moving the GIL from one core to another costs more than the work between two moves, and how
+    often it moves depends on other programs."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -126,7 +126,7 @@ async def _in_turns(streamed: bool, calls: int, *ways: Callable[[], Awaitable[No
 
 
 def _http_library() -> ModuleType:
-    """The one that OpenAI's client is built on."""
+    """The HTTP library of OpenAI's client."""
     import openai
 
     bases = openai.DefaultAsyncHttpxClient.__mro__
@@ -135,7 +135,7 @@ def _http_library() -> ModuleType:
 
 
 class _Heard:
-    """The first request of a client, and our application's answer to it."""
+    """A client's first request, and our application's answer to it."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -144,13 +144,13 @@ class _Heard:
         self.parts: list[bytes] = []
 
     async def ask(self, request: Any) -> None:
-        """Have the first request answered."""
+        """Record the first request, and get its answer."""
         if self._request is None:
             self._request = request
             await self.again()
 
     async def again(self) -> None:
-        """The request once more, by our transport."""
+        """Send the request again, by our transport."""
         answer = await self._transport.handle_async_request(self._request)
         try:
             parts = [part async for part in answer.stream]
@@ -162,7 +162,7 @@ class _Heard:
 
 
 def _canned(httpx: ModuleType, heard: _Heard) -> Any:
-    """A client whose transport has an answer at hand."""
+    """A client whose transport has a canned answer."""
     import openai
 
     class HeardBody(httpx.AsyncByteStream):  # type: ignore[name-defined,misc]

@@ -1,4 +1,4 @@
-"""Clients of an application, on an event loop of their own in a process of their own."""
+"""Clients of an application, on an event loop in a process of their own."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ __all__ = ["Clients", "Seen", "run_clients"]
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """What clients do: each streams one answer after the other, and leaves every second one at a
-    random event."""
+    """What the clients do: each streams one answer after the other, and leaves every second one at
+    a random event."""
 
     port: int
     body: Mapping[str, Any]
     streams: int
     seconds: float
-    #: Tokens of an answer that is read whole, and the most events before a client leaves.
+    #: Tokens of an answer that is read to its end, and the most events before a client leaves.
     tokens: int
     seed: int
 
 
 @dataclass(slots=True)
 class Seen:
-    """What clients saw."""
+    """What the clients saw."""
 
-    #: Answers that were read whole, and those that were left.
+    #: Answers that were read to their end, and answers that were left.
     whole: int = 0
     left: int = 0
     events: int = 0
-    #: Most streams that were open at once, and the seconds from the first to the last event.
+    #: The most streams that were open at once, and the seconds from the first to the last event.
     open: int = 0
     seconds: float = 0.0
-    #: Answers that were neither whole nor left, with what came in their place.
+    #: What came in place of answers that were neither read to their end nor left.
     broken: list[str] = field(default_factory=list)
 
 
@@ -68,9 +68,9 @@ class _Crowd:
             leaves = not leaves
 
     async def _stream(self, leave_after: int | None) -> None:
-        """One answer over a connection of its own."""
+        """Stream one answer over a connection of its own."""
         clients, seen = self._clients, self._seen
-        # One that is left is not over by then.
+        # An answer to be left must not end before that.
         tokens = clients.tokens if leave_after is None else 2 * clients.tokens
         data = json.dumps({**clients.body, "max_tokens": tokens}).encode()
         head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
@@ -93,5 +93,5 @@ class _Crowd:
         finally:
             self._open -= 1
             seen.events += events
-            # Without a wait for what was sent: whoever leaves is gone at once.
+            # Aborted, since a client that leaves does not wait for its unsent data.
             writer.transport.abort()

@@ -1,4 +1,4 @@
-"""`HttpOptions`, and the chat that is answered."""
+"""`HttpOptions`, and the chat that the benchmark sends."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TEMPLATE: Final = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor
 class HttpOptions:
     """Options of the benchmark."""
 
-    #: Asyncio or uvloop, which uvicorn runs on.
+    #: The event loop on which uvicorn runs: asyncio or uvloop.
     loop: str = "asyncio"
-    #: Held at once, and the tokens a second that they get together.
+    #: Open streams, and the tokens a second that they get together.
     streams: int = 200
     rate: float = 4000.0
-    #: How long clients come, and how long the idle loop is watched before.
+    #: How long clients come, and how long the idle loop is measured before.
     seconds: float = 10.0
-    #: Tokens of an answer that is read whole.
+    #: Tokens of an answer that is read to its end.
     tokens: int = 64
     #: In-process calls of each kind.
     calls: int = 1000

@@ -1,4 +1,4 @@
-"""`measure_http`: its parts, and their figures."""
+"""`measure_http` runs all parts of the benchmark."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["HttpResult", "measure_http"]
 
 @dataclass(frozen=True, slots=True)
 class HttpResult:
-    """The median repetition by the lag it adds, and the calls."""
+    """The repetition whose added lag is the median, and the calls."""
 
     streams: StreamsRun
-    #: In process, on one core and on all of them.
+    #: Calls in process, on one core and on all cores.
     calls: tuple[CallCost, ...]
     spread: tuple[CallCost, ...]
 
@@ -50,7 +50,7 @@ class HttpResult:
 def measure_http(
     options: HttpOptions, report: Callable[[str], None] = lambda _: None
 ) -> HttpResult:
-    """Run everything; `report` is told what is going on. Raises `BenchError`."""
+    """Run all measurements; `report` is called with the current one. Raises `BenchError`."""
     if options.loop == "trio":
         raise BenchError("uvicorn runs on asyncio and uvloop")
     runs = []

@@ -1,7 +1,7 @@
-"""Other engines that `asyncinfer bench serve` runs the same work on, a module each.
+"""Other engines on which `asyncinfer bench serve` runs the same work, one module each.
 
-They run in processes of their own, by an interpreter of their own where theirs cannot be this one
-(`worker.py`). So a module here imports nothing of this package.
+They run in processes of their own, if need be on another interpreter (`worker.py`). So these
+modules import nothing from this package.
 """
 
 from asyncinfer.bench.peers.process import PeerProcess

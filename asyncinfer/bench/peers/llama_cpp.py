@@ -1,4 +1,4 @@
-"""llama.cpp by its batch interface."""
+"""llama.cpp through its batch interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["LlamaPeer", "has_llama", "open_peer"]
 
 
-#: ggml's numbers of types. Its Python module has no name for the last.
+#: ggml's numbers of types, the last of which has no name in its Python module.
 _KV_TYPES: Final = {"float32": 0, "float16": 1, "bfloat16": 30}
 
 
@@ -38,8 +38,8 @@ def open_peer(setup: Setup) -> LlamaPeer:
 
 
 class LlamaPeer:
-    """Every request is a sequence of one context, and a step has a token of each. The next token is
-    the largest logit."""
+    """Runs every request as a sequence of one context. A step has a token of each, and the next
+    token is the largest logit."""
 
     def __init__(
         self, path: Path, *, threads: int, context: int, requests: int, kv: str = "float16"
@@ -115,17 +115,17 @@ class LlamaPeer:
         return answers
 
     def warm(self, prefix: list[int]) -> None:
-        """Compute a prefix in the last sequence, of which others get a copy."""
+        """Compute a prefix in the last sequence, from which others copy it."""
         self._forget(self._requests - 1)
         for start in range(0, len(prefix), self._most):
             part = prefix[start : start + self._most]
             self._step([(token, start + i, self._requests - 1) for i, token in enumerate(part)], [])
 
     def run(self, requests: Sequence[tuple[list[int], int]], shared: int) -> list[list[int]]:
-        """See `worker.Peer`: continuous batching, prompts in the room that decoding leaves."""
+        """See `worker.Peer`: continuous batching, in which prompts use what decoding leaves."""
         waiting, free = deque(range(len(requests))), list(range(self._requests - 1))
         answers: list[list[int]] = [[] for _ in requests]
-        #: Of each sequence in use: its request, and how many of the prompt's tokens are computed.
+        #: For each used sequence, its request and how many tokens of the prompt are computed.
         running: dict[int, list[int]] = {}
         while waiting or running:
             while waiting and free:

@@ -1,4 +1,4 @@
-"""This package's own engine with one thread: beside others it should stay nearly as fast."""
+"""This package's own engine on one thread: beside busy programs it should stay nearly as fast."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OneThread:
         )
 
     def warm(self, prefix: list[int]) -> None:
-        """Its prefix cache keeps what was computed."""
+        """The prefix cache keeps whatever was computed."""
         self.run([([*prefix, prefix[0]], 1)], 0)
 
     def run(self, requests: Sequence[tuple[list[int], int]], shared: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching. Optimum makes its model of the checkpoint."""
+"""OpenVINO GenAI's continuous batching, on a model that Optimum converts from the checkpoint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OpenVinoPeer:
             )
 
     def warm(self, prefix: list[int]) -> None:
-        """Its prefix cache keeps what was computed."""
+        """The prefix cache keeps whatever was computed."""
         self.run([(prefix, 1)], 0)
 
     def run(self, requests: Sequence[tuple[list[int], int]], shared: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""`PeerProcess`: a peer in a process of its own, which is asked for one work after another."""
+"""`PeerProcess`: a peer in a process of its own, which runs one workload after another."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from asyncinfer.bench.workloads import Workload
 __all__ = ["PeerProcess"]
 
 _HERE: Final = Path(__file__).parent
-#: Bytes of an answer's line at most, and of what is shown of a peer's own messages.
+#: The most bytes of a line of an answer, and of a peer's own messages in errors.
 _LINE: Final = 64 << 20
 _TAIL: Final = 2000
 
 
 class PeerProcess:
-    """Two engines in one process would share its threads, so each peer has a process."""
+    """A process for one peer, since two engines in one process would share its threads."""
 
     def __init__(
         self, name: str, process: Process, messages: IO[bytes], most_seconds: float
     ) -> None:
-        """`messages`: the file that what the process prints goes to."""
+        """`messages`: the file with the output of the process."""
         assert process.stdin is not None
         assert process.stdout is not None
         self.name = name
@@ -45,7 +45,7 @@ class PeerProcess:
         self._messages = messages
         self._process = process
         self._most_seconds = most_seconds
-        #: The engine's, as its package says.
+        #: The engine's version, by its package.
         self.version = ""
 
     @classmethod
@@ -53,8 +53,8 @@ class PeerProcess:
     async def open(
         cls, name: str, python: str, setup: Setup, most_seconds: float = inf
     ) -> AsyncIterator[PeerProcess]:
-        """Start the interpreter `python` and load the model. Raises `BenchError`; so does a peer
-        that takes more than `most_seconds` for this or for a work later on, and it is ended."""
+        """Start the interpreter `python` and load the model. Raises `BenchError`, also for a peer
+        that takes more than `most_seconds` now or for a workload, and which is killed."""
         module = _HERE / f"{name.replace('.', '_').replace(' ', '_')}.py"
         command = [python, str(Path(worker.__file__)), str(module)]
         package = str(_HERE.parents[2])
@@ -80,7 +80,7 @@ class PeerProcess:
                     peer._end()
 
     def _end(self) -> None:
-        """With the processes of its own that it has begun: vLLM has two."""
+        """Kill the process and its children: vLLM has two."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -118,7 +118,7 @@ class PeerProcess:
         return told
 
     def _said(self) -> str:
-        """The end of what the process printed."""
+        """The end of the process' output."""
         size = self._messages.seek(0, os.SEEK_END)
         self._messages.seek(max(0, size - _TAIL))
         text = self._messages.read().decode("utf-8", "replace").strip()

@@ -12,7 +12,7 @@ from asyncinfer.bench.record import BenchError
 
 __all__ = ["ONE_THREAD", "PEERS", "installed_peers", "parse_peers", "require_transformers"]
 
-#: What each is imported as.
+#: The module that each peer is imported as.
 PEERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "transformers": "transformers",
@@ -21,7 +21,7 @@ PEERS: Final[Mapping[str, str]] = MappingProxyType(
         "openvino": "openvino_genai",
     }
 )
-#: This package with a single thread, which is measured like a peer.
+#: This package on a single thread, which is measured like a peer.
 ONE_THREAD: Final = "one thread"
 
 
@@ -31,10 +31,10 @@ def installed_peers() -> tuple[str, ...]:
 
 
 def parse_peers(texts: Iterable[str]) -> dict[str, str]:
-    """`NAME` or `NAME=PYTHON` of each peer: the interpreter that it is installed for.
+    """`NAME` or `NAME=PYTHON` of each peer, whose interpreter has it installed.
 
-    Raises `BenchError` for a name that is not in `PEERS`, and for a peer that this interpreter
-    cannot import where no other is named.
+    Raises `BenchError` for a name that is not in `PEERS`, and for a peer without `PYTHON` that this
+    interpreter cannot import.
     """
     found = {}
     for text in texts:
@@ -51,7 +51,7 @@ def parse_peers(texts: Iterable[str]) -> dict[str, str]:
 
 
 def require_transformers() -> None:
-    """Raise `BenchError` without transformers: better before a long run."""
+    """Raise `BenchError` without transformers, before a long run rather than after it."""
     if find_spec("transformers") is None:
         raise BenchError(
             "the peer needs transformers: pip install 'asyncinfer[bench]', or --no-peer"

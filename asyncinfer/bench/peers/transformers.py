@@ -23,7 +23,7 @@ def open_peer(setup: Setup) -> TransformersPeer:
 
 class TransformersPeer:
     """A model on the CPU. Greedy, past the end of text, `running` requests at a time in the order
-    of submission; a batch goes on until its longest answer is done."""
+    of submission; a batch runs until its longest answer is done."""
 
     def __init__(self, folder: Path, running: int, dtype: torch.dtype = torch.float32) -> None:
         from transformers import AutoModelForCausalLM, __version__
@@ -33,7 +33,7 @@ class TransformersPeer:
         self.version = __version__
         self.running = running
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        # Nothing may end an answer early.
+        # No token may end an answer early.
         self.model.generation_config.eos_token_id = None
 
     def warm(self, prefix: list[int]) -> None:
@@ -61,7 +61,7 @@ class TransformersPeer:
                 max_new_tokens=tokens,
                 do_sample=False,
                 pad_token_id=0,
-                # Even if the checkpoint says otherwise: nobody would serve without a cache.
+                # Set even if the checkpoint disables it: nobody would serve without a cache.
                 use_cache=True,
             )
         return answer[:, longest:]

@@ -49,7 +49,7 @@ class VllmPeer:
         )
 
     def warm(self, prefix: list[int]) -> None:
-        """Its prefix cache keeps what was computed."""
+        """The prefix cache keeps whatever was computed."""
         self.run([(prefix, 1)], 0)
 
     def run(self, requests: Sequence[tuple[list[int], int]], shared: int) -> list[list[int]]:

@@ -1,10 +1,10 @@
 """A peer's process: `python worker.py MODULE`, a line of JSON in and one out for each call.
 
-It imports the peer's module by its path, and nothing of this package: the interpreter is another
-engine's, whose dependencies are not ours. The first line is a `Setup`, each further one a work:
+It imports the peer's module by its path and nothing from this package, since the other engine's
+interpreter has other dependencies. The first line is a `Setup`, each further one a workload:
 `{"requests": [[prompt, tokens], ...], "shared": n}`. The answer to the `Setup` has the engine's
-`version`. The answer to a work has its `seconds` and, where `answers` were asked for, the token
-ids. What fails is an answer with an `error`.
+`version`. The answer to a workload has its `seconds` and, if `answers` were asked for, the token
+ids. A failure is an answer with an `error`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["Peer", "Setup"]
 
 
 class Setup(TypedDict):
-    """What a peer is opened with."""
+    """The arguments of a peer."""
 
     #: The folder of a checkpoint, and a GGUF file of the same weights.
     folder: str
     gguf: str
-    #: "float32" or "bfloat16": of weights, activations and KV.
+    #: "float32" or "bfloat16", for weights, activations and KV.
     dtype: str
     threads: int
-    #: Requests that are computed together at most.
+    #: The most requests that are computed together.
     running: int
     #: Tokens of the longest request, prompt and answer.
     context: int
@@ -39,19 +39,19 @@ class Setup(TypedDict):
 class Peer(Protocol):
     """An engine with a model."""
 
-    #: The engine's.
+    #: The engine's version.
     version: str
 
     def run(self, requests: Sequence[tuple[list[int], int]], shared: int) -> list[list[int]]:
-        """Greedy answers, past the end of text, to prompts of token ids: so many tokens each. The
-        first `shared` tokens are those of all prompts."""
+        """Greedy answers, past the end of text, to prompts of token ids, each of a given number of
+        tokens. All prompts begin with the same `shared` tokens."""
 
     def warm(self, prefix: list[int]) -> None:
-        """Have a prefix cached, in engines that can."""
+        """Have a prefix cached, if the engine can do so."""
 
 
 def open_peer(module: str, setup: Setup) -> Peer:
-    """The peer that a module's `open_peer` makes."""
+    """The peer that a module's `open_peer` creates."""
     spec = importlib.util.spec_from_file_location("peer", module)
     assert spec is not None
     assert spec.loader is not None
@@ -62,7 +62,7 @@ def open_peer(module: str, setup: Setup) -> Peer:
 
 
 def answer(peer: Peer, work: dict[str, Any]) -> dict[str, Any]:
-    """Run a work. Raises `RuntimeError` where an answer has another length than was asked for."""
+    """Run a workload. Raises `RuntimeError` for an answer of another length than was asked for."""
     requests = [(prompt, tokens) for prompt, tokens in work["requests"]]
     if work["shared"]:
         peer.warm(requests[0][0][: work["shared"]])
@@ -77,7 +77,7 @@ def answer(peer: Peer, work: dict[str, Any]) -> dict[str, Any]:
 
 def main(module: str) -> None:
     """Answer until the input ends."""
-    # What libraries print goes to the other stream: this one has answers and nothing else.
+    # Libraries may print, and must not print into the answers.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     peer: Peer | None = None
@@ -95,7 +95,7 @@ def main(module: str) -> None:
 
 
 if __name__ == "__main__":
-    # The modules beside this one have the names of what they import.
+    # Modules beside this one have the names of packages that they import.
     sys.path[:] = [
         path for path in sys.path if Path(path or ".").resolve() != Path(__file__).parent
     ]

@@ -1,4 +1,4 @@
-"""`GgufArchitecture`: how the files of one architecture differ, and what several have in common."""
+"""`GgufArchitecture`: how the GGUF files of one architecture differ, and what several share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
     "GgufArchitecture",
 ]
 
-#: Names of the tensors of GGUF files. `GgufCheckpoint` gives a tensor of all experts by expert.
+#: The tensor names of GGUF files. `GgufCheckpoint` lists a tensor of all experts by expert.
 NAMES: Final = TensorNames(
     prefix="",
     embedding="token_embd",
@@ -87,17 +87,17 @@ NAMES: Final = TensorNames(
 class GgufArchitecture:
     """One architecture of GGUF files."""
 
-    #: The name under which the family is registered.
+    #: The family's registered name.
     family: str
     names: TensorNames = NAMES
-    #: Keys of `config.json` -> keys of the file, without the architecture's name before them.
+    #: Keys of `config.json` -> keys of the file, without the prefix of the architecture.
     keys: Mapping[str, str] = field(default_factory=dict)
-    #: As `keys`, where the family has a key of Llama's for something else.
+    #: As `keys`, if the family uses one of Llama's keys for something else.
     own_keys: Mapping[str, str] = field(default_factory=dict)
     #: Values of `config.json` that the file lacks.
     values: Mapping[str, Any] = field(default_factory=dict)
-    #: Values of `config.json` that follow from several keys or from tensors. A null stays one: it
-    #: means that the model has no such part, not the family's default.
+    #: Values of `config.json` that are derived from several keys or from tensors. None stays a
+    #: null: it means that the model lacks that part, not the family's default.
     derived: Callable[[Facts], Mapping[str, Any]] | None = None
     #: Whether files say which layers have a window.
     patterned: bool = False
@@ -108,8 +108,8 @@ class GgufArchitecture:
     interleaved: bool = False
     #: Fields of the `ModelConfig` to replace, since the converter changed the tensors.
     changes: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether the converter multiplied weights by the model's factors: adapters, which are made for
-    #: the weights before that, do not fit.
+    #: Whether the converter multiplied weights by the model's factors: adapters, made for the
+    #: weights before that, then do not fit.
     scaled: bool = False
 
 
@@ -122,7 +122,7 @@ QWEN_MOE_KEYS: Final = {
     "num_experts": "expert_count",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
-#: Of experts in groups, scored by a sigmoid.
+#: Keys of experts in groups, scored by a sigmoid.
 GROUP_KEYS: Final = {
     "n_routed_experts": "expert_count",
     "n_group": "expert_group_count",

@@ -36,14 +36,13 @@ from asyncinfer.models.gguf.hybrids import HYBRIDS
 
 __all__ = ["ARCHITECTURES", "VARIANTS"]
 
-#: xIELU's weights by the names that `GgufCheckpoint` has for them.
+#: xIELU's weights by `GgufCheckpoint`'s names.
 _XIELU: Final = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")
-#: By this factor the makers of Phi-3.5-MoE multiply rotated queries and keys; no file says it.
+#: The factor of rotated queries and keys in Phi-3.5-MoE, which no file contains.
 _PHI_MSCALE: Final = 1.243163121016122
 #: The converter has added 1 to the norms' weights.
 _GEMMA_CHANGES: Final = {"norm": "rms"}
-#: By how much queries grow with their position, of Mistral's models; and what it is where no file
-#: says it.
+#: How fast queries grow with their position in Mistral's models, and the default.
 _TEMPERED: Final = {"llama_4_scaling_beta": "attention.temperature_scale"}
 _MISTRAL4_BETA: Final = 0.1
 
@@ -57,10 +56,10 @@ _GEMMA4_NAMES: Final = replace(
     per_layer_out_norm="post_norm",
     layer_scale="layer_output_scale.weight",
 )
-#: The number of a file's `expert_gating_func`.
+#: The sigmoid's number in a file's `expert_gating_func`.
 _SIGMOID: Final = 2
-#: Architectures that a file calls by the part of their name before the plus: a key that only their
-#: files have, not zero, or have with this value.
+#: Architectures whose files use the name before the plus -> a key that only their files have, not
+#: zero, or with this value.
 VARIANTS: Final[Mapping[str, tuple[str, int | None]]] = MappingProxyType(
     {
         "deepseek2+sigmoid": ("expert_gating_func", _SIGMOID),
@@ -76,7 +75,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
     {
         "apertus": GgufArchitecture(
             family="ApertusForCausalLM",
-            # Weights that are lists of the metadata.
+            # The weights are lists in the metadata.
             changes={"activation": renamed("xielu", _XIELU)},
         ),
         "arcee": GgufArchitecture(family="ArceeForCausalLM", interleaved=True),
@@ -86,11 +85,11 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         "deepseek2": GgufArchitecture(
             family="DeepseekV2ForCausalLM", keys=LATENT_KEYS, derived=latent_values
         ),
-        # Files call these "deepseek2" too; their experts are scored by a sigmoid.
+        # Files call these "deepseek2", too; their experts are scored by a sigmoid.
         "deepseek2+sigmoid": GgufArchitecture(
             family="DeepseekV3ForCausalLM", keys=LATENT_KEYS, derived=latent_values
         ),
-        # Files call these "deepseek2" too; their queries grow with their position.
+        # Files call these "deepseek2", too; their queries grow with their position.
         "deepseek2+tempered": GgufArchitecture(
             family="Mistral4ForCausalLM",
             keys=LATENT_KEYS,
@@ -176,7 +175,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             interleaved=True,
             keys={**GRANITE_KEYS, **MOE_KEYS, "num_local_experts": "expert_count"},
         ),
-        # Files call these "granitemoe" too; they have a shared expert, as Granite 4 has.
+        # Files call these "granitemoe", too; they have a shared expert, like Granite 4.
         "granitemoe+shared": GgufArchitecture(
             family="GraniteMoeHybridForCausalLM",
             interleaved=True,
@@ -214,7 +213,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         "mistral3": GgufArchitecture(
             family="MistralForCausalLM", interleaved=True, values={"sliding_window": None}
         ),
-        # Files call these "mistral3" too; their queries grow with their position.
+        # Files call these "mistral3", too; their queries grow with their position.
         "mistral3+tempered": GgufArchitecture(
             family="Ministral3ForCausalLM",
             interleaved=True,

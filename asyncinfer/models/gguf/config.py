@@ -78,7 +78,7 @@ def gguf_architecture(metadata: Mapping[str, Any], file: str) -> tuple[str, Gguf
 def _values(
     name: str, architecture: GgufArchitecture, facts: Facts, checkpoint: GgufCheckpoint
 ) -> dict[str, Any]:
-    """The content of the `config.json` that the file was made from, by Llama's keys."""
+    """The content of the `config.json` that the file was converted from, by Llama's keys."""
     metadata, tensors, get = checkpoint.metadata, checkpoint.tensors, facts.get
     values = {key: get(theirs) for key, theirs in {**_KEYS, **architecture.keys}.items()}
     values["num_hidden_layers"] = facts.layers
@@ -107,7 +107,7 @@ def _values(
         values["query_pre_attn_scalar"] = by_width if wide else head_dim
     scaling = {key: get(theirs) for key, theirs in architecture.scaling_keys.items()}
     values |= _rope(facts, {**architecture.scaling, **_given(**scaling)})
-    # The family has defaults for keys that the file leaves out.
+    # The family has defaults for keys that the file omits.
     given = {key: value for key, value in values.items() if value is not None}
     derived = {} if architecture.derived is None else architecture.derived(facts)
     return {**given, **architecture.values, **derived}
@@ -121,7 +121,7 @@ def _layer_types(pattern: Any) -> dict[str, Any]:
 
 
 def _rope(facts: Facts, taken: Mapping[str, Any]) -> dict[str, Any]:
-    """The scaling of the rotation: by keys, or by tensors of factors."""
+    """The scaling of the rotation, from keys or from tensors of factors."""
     get = facts.get
     original = get("rope.scaling.original_context_length")
     trained = {} if original is None else {"original_max_position_embeddings": original}
@@ -135,7 +135,7 @@ def _rope(facts: Facts, taken: Mapping[str, Any]) -> dict[str, Any]:
         }
         return {"rope_scaling": scaling, **trained}
     if facts.has("rope_freqs.weight"):
-        # The factors that Llama 3's scaling makes.
+        # The factors of Llama 3's scaling.
         factors = facts.numbers("rope_freqs.weight")
         scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
         return {"rope_scaling": {**scaling, "attention_factor": 1.0}}
@@ -165,19 +165,19 @@ def _as_stored(
     if "attn_qkv.weight" in parts and "attn_q.weight" not in parts:
         names = replace(names, qkv=("attn_qkv",))
     if "ffn_gate.weight" not in parts:
-        # The gate is packed with up, or there is none.
+        # The gate is packed with up, or there is no gate.
         names = replace(names, up=("ffn_up",))
     if "ffn_gate_up_exps.0.weight" in parts:
         names = replace(names, expert_up=("ffn_gate_up_exps.{}",))
     if "attn_kv_b.weight" in parts:
         names = replace(names, kv_up=("attn_kv_b",))
     if "ssm_in.weight" in parts:
-        # The first files of Qwen3-Next have queries, keys, values and gates in one tensor.
+        # The first files of Qwen3-Next pack queries, keys, values and gates in one tensor.
         names = replace(names, delta_in=("ssm_in",))
     further = range(config.num_layers, config.num_layers + facts.further)
     ignored = (rf"blk\.{layer}\..*" for layer in further)
     names = replace(names, ignored=(*names.ignored, *ignored))
-    # Files of Gemma 4 hold keys and values that shared ones have taken the place of.
+    # Files of Gemma 4 contain keys and values of layers that use another layer's.
     shared = (i for i in range(config.num_layers) if config.layer(i).shares_kv is not None)
     ignored = (rf"blk\.{layer}\.attn_[kv](_norm)?\.weight" for layer in shared)
     names = replace(names, ignored=(*names.ignored, *ignored))

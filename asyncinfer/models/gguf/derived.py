@@ -1,4 +1,4 @@
-"""Values of `config.json` that follow from several keys of a GGUF file, or from its tensors."""
+"""Values of `config.json` derived from several keys of a GGUF file, or from its tensors."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = [
 ]
 
 
-#: The experts of Llama 4 Maverick.
+#: The number of experts in Llama 4 Maverick.
 _MAVERICK: Final = 128
-#: From this context on GLM-5's layers share what their indexers choose.
+#: From this context on, GLM-5's layers share their indexers' choices.
 _SHARED_CHOICES: Final = 1 << 20
 
 
 def window_or_none(facts: Facts) -> dict[str, Any]:
-    """The window, which a file without that key does not have."""
+    """The window; None for a file without that key."""
     return {"sliding_window": facts.get("attention.sliding_window")}
 
 
 def latent_values(facts: Facts) -> dict[str, Any]:
-    """Sizes of DeepSeek's heads and the rules of its experts. A key that a file lacks means what
-    llama.cpp takes for it, not what the published models have."""
+    """Sizes of DeepSeek's heads and the rules of its experts. A missing key has llama.cpp's
+    default, not the value of the published models."""
     get = facts.get
     rotated, groups = get("rope.dimension_count"), get("expert_group_count")
-    # Files whose keys and values are apart give the sizes in the cache under the plain names.
+    # Files with separate keys and values have the sizes in the cache under the plain names.
     size = _first(facts, "attention.key_length_mla", "attention.key_length")
     plain = size - rotated if type(size) is int and type(rotated) is int else None
     grouped = type(groups) is int and groups > 1
@@ -55,8 +55,8 @@ def latent_values(facts: Facts) -> dict[str, Any]:
 
 
 def indexed_values(facts: Facts) -> dict[str, Any]:
-    """What `latent_values` says, and which layers have an indexer of their own: of files that do
-    not list them all but those of GLM-5.2, which has a longer context."""
+    """`latent_values`, and which layers have an indexer of their own. Files that do not list them
+    all have one in each, except GLM-5.2's, which have a longer context."""
     listed = facts.by_layer("attention.indexer.types")
     context = facts.get("context_length")
     later = type(context) is int and context >= _SHARED_CHOICES
@@ -68,7 +68,7 @@ def indexed_values(facts: Facts) -> dict[str, Any]:
 
 
 def llama4_values(facts: Facts) -> dict[str, Any]:
-    """Whether queries and keys have norms: of all but Maverick, as llama.cpp has it."""
+    """Whether queries and keys have norms: in all models but Maverick, as in llama.cpp."""
     if facts.get("attention.sliding_window") == 0:
         raise facts.refuse(
             "attention.sliding_window", "Llama 4 without chunked attention is not supported"
@@ -77,7 +77,7 @@ def llama4_values(facts: Facts) -> dict[str, Any]:
 
 
 def exaone_moe_values(facts: Facts) -> dict[str, Any]:
-    """Which layers are without experts."""
+    """Which layers have no experts."""
     return {
         **window_or_none(facts),
         "first_k_dense_replace": facts.get("leading_dense_block_count") or 0,
@@ -94,7 +94,7 @@ def glm_moe_values(facts: Facts) -> dict[str, Any]:
 
 
 def granite_shared_values(facts: Facts) -> dict[str, Any]:
-    """Granite 4 where all layers attend."""
+    """Granite 4 whose layers all attend."""
     kinds = [FULL for _ in facts.by_layer("attention.head_count")]
     return {
         **granite_experts(facts),
@@ -104,7 +104,7 @@ def granite_shared_values(facts: Facts) -> dict[str, Any]:
 
 
 def granite_experts(facts: Facts) -> dict[str, Any]:
-    """Numbers and sizes of Granite 4's experts, or of its one feed-forward layer."""
+    """The numbers and sizes of Granite 4's experts, or of its single feed-forward layer."""
     width = _first(facts, "expert_shared_feed_forward_length", "feed_forward_length")
     return {"num_local_experts": facts.get("expert_count") or 0, "shared_intermediate_size": width}
 

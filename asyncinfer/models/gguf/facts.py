@@ -1,4 +1,4 @@
-"""`Facts`: what a GGUF file says of its model, by the keys of its architecture."""
+"""`Facts`: a GGUF file's metadata about its model, by the keys of its architecture."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MOST_VALUES: Final = 1 << 12
 
 
 class Facts:
-    """The values of a file's metadata, and which tensors its layers have."""
+    """The values of a file's metadata, and the tensors of its layers."""
 
     def __init__(self, name: str, checkpoint: GgufCheckpoint) -> None:
-        """`name` is the architecture's in the file."""
+        """`name` is the architecture's name in the file."""
         self._prefix = f"{name}."
         self._metadata: Mapping[str, Any] = checkpoint.metadata
         self._checkpoint = checkpoint
-        #: Tensors of any layer, without the layers' names before theirs.
+        #: Tensors of layers, without the layers' prefixes.
         self.parts = {
             name.split(".", 2)[2]
             for name in checkpoint.tensors
@@ -32,16 +32,16 @@ class Facts:
         }
 
     def get(self, key: str) -> Any:
-        """A value as `plain_value` has it; None if the file has none."""
+        """A value by `plain_value`; None if the file has none."""
         return plain_value(self._metadata.get(self._prefix + key))
 
     def refuse(self, key: str, why: str) -> ModelLoadError:
-        """The error about a value: it is not what it must be, which `why` says."""
+        """The error for a value; `why` says what it must be."""
         what = f"{self._prefix}{key}={self.get(key)!r}"
         return ModelLoadError(f"{what}: {why}", file=str(self._checkpoint.folder))
 
     def refuse_tensor(self, tensor: str, why: str) -> ModelLoadError:
-        """The error about a tensor that the file has."""
+        """The error for a tensor of the file."""
         file = self._checkpoint.tensors[tensor].file
         return ModelLoadError(why, file=file, tensor=tensor)
 
@@ -76,13 +76,12 @@ class Facts:
 
     @property
     def layers(self) -> Any:
-        """The number of layers without those; whatever the file has where that is no number."""
+        """The number of layers without those; the file's own value if that is no number."""
         count = self.get("block_count")
         return count - self.further if type(count) is int else count
 
     def by_layer(self, key: str) -> list[Any]:
-        """A value for each layer; empty if the file has none, or no number of layers that can
-        be."""
+        """A value for each layer; empty if the file has none, or no valid number of layers."""
         value, count = self.get(key), self.layers
         if value is None or type(count) is not int or not 0 < count <= MOST_LAYERS:
             return []
@@ -90,7 +89,7 @@ class Facts:
 
 
 def plain_value(value: Any) -> Any:
-    """A list of equal numbers as that number, since files may repeat a value for each layer."""
+    """A list of equal numbers as one number, since files may repeat a value for each layer."""
     if isinstance(value, np.ndarray):
         found = {number.item() for number in value[:_MOST_VALUES]}
         return found.pop() if len(found) == 1 else value[:_MOST_VALUES].tolist()

@@ -9,13 +9,13 @@ from asyncinfer.models.windows import FULL, SLIDING
 
 __all__ = ["gemma4_values"]
 
-#: At least so large is the factor of a pair that is not turned.
+#: Pairs that are not rotated have at least this factor.
 _UNTURNED: Final = 1e20
 
 
 def gemma4_values(facts: Facts) -> dict[str, Any]:
-    """Heads and rotations of global and local layers. A file has the sizes of global ones under the
-    plain names."""
+    """Heads and rotations of global and local layers. A file has the sizes of global layers under
+    the plain names."""
     get = facts.get
     heads, widths = get("attention.head_count_kv"), get("feed_forward_length")
     local = facts.by_layer("attention.sliding_window_pattern")
@@ -23,7 +23,7 @@ def gemma4_values(facts: Facts) -> dict[str, Any]:
     by_kind = dict(zip(local, counts, strict=False)) if isinstance(heads, list) else {}
     turned = facts.numbers("rope_freqs.weight")
     whole = max(1, len(turned))
-    # Pairs that are not turned have a factor so large that their angle is zero.
+    # The factor of a pair that is not rotated is so large that its angle is zero.
     if not all(factor == 1.0 or factor >= _UNTURNED for factor in turned):
         raise facts.refuse_tensor("rope_freqs.weight", "must be of ones and of 1e30")
     share = sum(factor == 1.0 for factor in turned) / whole if turned else 1.0
@@ -53,7 +53,7 @@ def gemma4_values(facts: Facts) -> dict[str, Any]:
                 "partial_rotary_factor": share,
             },
         },
-        # What a file has for all rotations is said of each kind.
+        # The file's values for all rotations are set for each kind.
         "rope_scaling": None,
         "rope_theta": None,
         "partial_rotary_factor": None,

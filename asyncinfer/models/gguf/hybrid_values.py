@@ -1,4 +1,4 @@
-"""Values of `config.json` of models with layers that keep a state, from GGUF files."""
+"""Values of `config.json` for models with layers that keep a state, from GGUF files."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def lfm2_values(facts: Facts) -> dict[str, Any]:
 
 
 def lfm2_moe_values(facts: Facts) -> dict[str, Any]:
-    """Which layers attend, and whether a bias takes part in the choice of experts."""
+    """Which layers attend, and whether a bias takes part in choosing experts."""
     return {**lfm2_values(facts), "use_expert_bias": "exp_probs_b.bias" in facts.parts}
 
 
 def granite_hybrid_values(facts: Facts) -> dict[str, Any]:
-    """Granite 4 with Mamba-2's layers. The file calls a rotation that is used "finetuned"."""
+    """Granite 4 with Mamba-2 layers. The file calls a rotation that is used "finetuned"."""
     inner, hidden = facts.get("ssm.inner_size"), facts.get("embedding_length")
     whole = type(inner) is int and type(hidden) is int and hidden > 0
     rotated = facts.get("rope.scaling.finetuned") is True
@@ -46,7 +46,7 @@ def granite_hybrid_values(facts: Facts) -> dict[str, Any]:
 
 
 def falcon_values(facts: Facts) -> dict[str, Any]:
-    """The state space beside attention. A norm always follows its gate in llama.cpp."""
+    """The state space in parallel with attention. In llama.cpp a norm always follows its gate."""
     return {
         **_mamba(facts),
         "mamba_d_ssm": facts.get("ssm.inner_size"),
@@ -56,7 +56,7 @@ def falcon_values(facts: Facts) -> dict[str, Any]:
 
 
 def nemotron_values(facts: Facts) -> dict[str, Any]:
-    """What each layer is: one with KV heads attends, one with a width feeds forward."""
+    """The kind of each layer: those with KV heads attend, those with a width feed forward."""
     widths, heads = facts.by_layer("feed_forward_length"), _kv_heads(facts)
     fed = "moe" if facts.get("expert_count") else "mlp"
     kinds = [
@@ -78,7 +78,7 @@ def nemotron_values(facts: Facts) -> dict[str, Any]:
 
 
 def delta_values(facts: Facts) -> dict[str, Any]:
-    """Heads of gated delta nets, and which layers are such, where the file lists them."""
+    """Heads of gated delta nets, and which layers have them, if the file lists these."""
     inner, heads = facts.get("ssm.inner_size"), facts.get("ssm.time_step_rank")
     whole = type(inner) is int and type(heads) is int and heads > 0
     listed = facts.by_layer("attention.recurrent_layers")
@@ -91,8 +91,8 @@ def delta_values(facts: Facts) -> dict[str, Any]:
 
 
 def kimi_values(facts: Facts) -> dict[str, Any]:
-    """Heads of Kimi Delta Attention, and which layers have it: those without KV heads. Experts are
-    always normalised in llama.cpp."""
+    """Heads of Kimi Delta Attention, which layers without KV heads have. In llama.cpp experts are
+    always normalised."""
     return {
         **latent_values(facts),
         "layer_types": [FULL if count else _LINEAR for count in _kv_heads(facts)],
@@ -102,7 +102,7 @@ def kimi_values(facts: Facts) -> dict[str, Any]:
 
 
 def _attending(facts: Facts, key: str, other: str) -> dict[str, Any]:
-    """The kinds of layers, those without KV heads `other`, and the number of KV heads."""
+    """The kinds of layers, with `other` for those without KV heads, and the number of KV heads."""
     heads = _kv_heads(facts)
     kinds = [FULL if count else other for count in heads]
     return {"num_key_value_heads": _most(heads), key: kinds}
@@ -113,7 +113,7 @@ def _kv_heads(facts: Facts) -> list[Any]:
 
 
 def _most(values: list[Any]) -> Any:
-    """The one number beside zeros; all values where there is another."""
+    """The only number besides zeros; all values if there is another one."""
     found = {value for value in values if value}
     return found.pop() if len(found) == 1 else values
 

@@ -43,7 +43,7 @@ class Actions:
         timeline: Timeline,
         give_turn: Callable[[Actor, int | None], None],
     ) -> None:
-        """`give_turn` lets a thread run, or go on, until it has passed so many points."""
+        """`give_turn` runs or resumes a thread until it has passed so many points."""
         self._world = world
         self._checks = checks
         self._owner = owner
@@ -53,7 +53,7 @@ class Actions:
     # -- consumers -----------------------------------------------------------------------------
 
     def do_submit(self, values: dict[str, Any]) -> None:
-        """A consumer asks for something."""
+        """A consumer makes a request."""
         world, ask = self._world, Ask.from_json(values)
         loop = world.open_loop(ask.loop)
         if ask.id in world.consumers or loop is None:
@@ -83,16 +83,16 @@ class Actions:
         world.count_blocks(ask)
 
     def do_cancel(self, id: int) -> None:
-        """`Task.cancel` of a consumer."""
+        """`Task.cancel` of a consumer's task."""
         world = self._world
         if (consumer := world.consumers.get(id)) is not None and consumer.task is not None:
             consumer.leave_by(world.host.now + ACK)
             consumer.task.cancel()
-            # One that is cancelled before it began says nothing itself.
+            # A task that is cancelled before it began reports no end itself.
             world.leaving[id] = None
 
     def do_stop(self, id: int) -> None:
-        """`Stream.stop` beside the reader."""
+        """`Stream.stop`, called beside the reader."""
         consumer = self._world.consumers.get(id)
         if consumer is not None and consumer.stream is not None:
             consumer.stopped = True
@@ -116,7 +116,7 @@ class Actions:
             world.talks[id] = Talk(world.engine.session(ttl=ttl, cache_scope=scope), index, scope)
 
     def do_say(self, id: int, values: dict[str, Any]) -> None:
-        """A consumer says something in a session."""
+        """A consumer sends a message in a session."""
         world, said = self._world, Ask.from_json(values)
         talk = world.talks.get(id)
         if talk is None or talk.consumer is not None or said.id in world.consumers:
@@ -139,7 +139,7 @@ class Actions:
         consumer.task = loop.create_task(consumer.run())
 
     def do_fork(self, id: int, made: int) -> None:
-        """A second conversation begins as one that there is."""
+        """A conversation is forked."""
         talks = self._world.talks
         if id in talks and talks[id].consumer is None:
             talks[made] = talks[id].fork()
@@ -151,7 +151,7 @@ class Actions:
             talk.rewind(count)
 
     def do_part(self, id: int, dropped: bool) -> None:
-        """A session is closed, perhaps while it is answered, or forgotten."""
+        """A session is closed, perhaps while it is answered, or dropped."""
         talk = self._world.talks.get(id)
         if talk is not None and (talk.consumer is None or talk.consumer.stream is not None):
             del self._world.talks[id]
@@ -164,7 +164,7 @@ class Actions:
             self._world.loads.add(loop.create_task(self._pin(id, prompt, ttl)))
 
     def do_unpin(self, id: int) -> None:
-        """Its pin is closed."""
+        """A pinned prompt is released."""
         if (pin := self._world.pins.pop(id, None)) is not None:
             pin.close()
 
@@ -227,14 +227,14 @@ class Actions:
     # -- time and threads ----------------------------------------------------------------------
 
     def do_loop(self, index: int, count: int) -> None:
-        """So many callbacks of an event loop run."""
+        """An event loop runs so many callbacks."""
         if (loop := self._world.open_loop(index)) is not None:
             for _ in range(count):
                 if not loop.run_one():
                     break
 
     def do_turn(self, name: str, which: int, points: int | None) -> None:
-        """A thread runs, or goes on, until it has passed so many points (None: to the end of its
+        """A thread runs or resumes until it has passed so many points (None: to the end of its
         turn)."""
         world = self._world
         named = [actor for actor in world.host.actors if actor.name == name]
@@ -242,18 +242,18 @@ class Actions:
             self._give_turn(named[which % len(named)], points)
 
     def do_time(self, seconds: float) -> None:
-        """Everybody runs as they are due, but for suspended threads."""
+        """Time passes, and all loops and threads run when due, except suspended threads."""
         self._timeline.pass_time(seconds)
 
     def do_late(self, index: int, seconds: float) -> None:
-        """The others run as they are due, but not this event loop, which then hears of everything
-        at once. Its tasks have asked for what they want before."""
+        """The same, but this event loop does not run, and then hears of everything at once. Its
+        tasks have made their requests before."""
         if (loop := self._world.open_loop(index)) is not None:
             loop.run_ready()
             self._timeline.pass_time(seconds, late=loop)
 
     def do_jump(self, seconds: float) -> None:
-        """The process was stopped: time went on without anybody."""
+        """The process was stopped: time passed in which nothing ran."""
         self._world.state.jump(seconds)
 
     # -- faults --------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Actions:
         self._world.seen[f"fault: {kind}"] += 1
 
     def do_refuse_threads(self, count: int) -> None:
-        """So many of the next threads cannot be started."""
+        """The next `count` threads cannot be started."""
         self._world.host.refused = count
 
     # -- the engine's end ----------------------------------------------------------------------
@@ -281,12 +281,12 @@ class Actions:
         self._owner.leave(clean)
 
     def do_cancel_owner(self) -> None:
-        """`Task.cancel` of the task around the engine, perhaps while it drains or opens."""
+        """`Task.cancel` of the task around the engine, perhaps while the engine drains or opens."""
         self._owner.cancel()
 
     async def _close(self, drain: float | None) -> None:
         world = self._world
-        # From now on, for the event loop may have been kept from running.
+        # Counted from now on, since the event loop may have been kept from running.
         seconds = world.scenario.drain_timeout if drain is None else drain
         world.state.close(world.host.now + seconds)
         task = asyncio.current_task()

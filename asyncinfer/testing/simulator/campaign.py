@@ -127,8 +127,8 @@ def live(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Without torch's own threads, if it is there: for a tensor of a few rows they only take time,
-    which they spend waiting for one another."""
+    """Turn torch's own threads off, if it is there: for a tensor of a few rows they spend their
+    time waiting for one another."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
@@ -144,8 +144,8 @@ def _one_thread() -> Iterator[None]:
 def _here(
     seed: int, jobs: int, checking: Checking, shrink: int, plugins: Plugins
 ) -> Iterator[SimulationReport]:
-    # What is there already is in no cycle of a life, and lives make few: collections were a
-    # twentieth of their time. What a caller froze stays frozen.
+    # Existing objects are in no cycle of a life, and lives make few cycles: collections took a
+    # twentieth of their time. Objects that the caller froze stay frozen.
     ours = gc.get_freeze_count() == 0
     if ours:
         gc.freeze()

@@ -28,7 +28,7 @@ FORGOTTEN: Final = 1.0
 _READ_TO_THE_END: Final = frozenset(
     ("DeadlineExceeded", "StreamStalled", "RequestFailed", "EngineClosed")
 )
-#: Ends of requests that the engine had taken, so that their streams know what they took.
+#: Ends of requests that the engine had taken, whose streams know what was drawn.
 _BY_THE_ENGINE: Final = frozenset(("DeadlineExceeded", "StreamStalled", "RequestFailed"))
 
 
@@ -42,10 +42,10 @@ class Checks:
         #: `VirtualHost.turns` when the scheduler was looked at last.
         self._turns = -1
         self._pages: WatchedPages | None = None
-        #: Consumers that ended, and when, in fair seconds.
+        #: Consumers that ended, each with the time in fair seconds.
         self._ended: deque[tuple[float, Consumer]] = deque()
         self.ends = Ends(world)
-        #: Requests that the engine may have refused: nobody waited any more.
+        #: Requests that the engine may have refused after nobody waited for them any more.
         self._unheard = 0
         #: Steps launched; the last one that each decoding request was in; how many it may miss.
         self._launched = 0
@@ -63,7 +63,7 @@ class Checks:
     # -- at every moment -----------------------------------------------------------------------
 
     def step(self) -> None:
-        """What holds between two actions."""
+        """Check what always holds between two actions."""
         world = self._world
         for loop in world.loops:
             hold("loop", not loop.problems, "{}", loop.problems)
@@ -84,7 +84,7 @@ class Checks:
             self._check_budget(core.scheduler)
 
     def _check_scheduler(self) -> None:
-        """I1 to I12 of the scheduler and the cache."""
+        """I1 to I12: the scheduler and the cache."""
         world, core = self._world, self._world.engine.core
         if self._pages is None or core is None or world.state.dead or world.host.inside:
             return
@@ -96,7 +96,7 @@ class Checks:
             sequence.id: sequence
             for request in core.requests.live
             for answer in request.outputs
-            # A guide is nowhere until it has a slot.
+            # A guide is in no collection until it has a slot.
             for sequence in (answer.sequence, answer.sequence.guide)
             if sequence is not None and (sequence.guided is None or sequence.slot >= 0)
         }
@@ -117,7 +117,7 @@ class Checks:
 
     def _check_budget(self, scheduler: Scheduler) -> None:
         """I9: the budget of a step recovers from a lack of room. It doubles every sixteen steps, or
-        every 32 after a second lack and so on, but for those that a retracted prompt is in."""
+        every 32 after a second lack and so on, not counting steps with a retracted prompt."""
         if scheduler.planner.budget.tokens == self._world.scenario.max_step_tokens:
             self._small_steps = 0
             return
@@ -127,7 +127,7 @@ class Checks:
         hold("I9", self._small_steps <= most, "{} small steps in a row", self._small_steps)
 
     def close_due(self, seconds: float) -> float:
-        """When a close that leaves so many seconds to requests must have ended."""
+        """When a close that leaves requests so many seconds must have ended."""
         world = self._world
         if not world.state.opened:
             return world.host.now + seconds + GRACE
@@ -135,14 +135,14 @@ class Checks:
 
     @property
     def _last_steps(self) -> float:
-        """Seconds that a close may wait for the steps that run. One that takes longer is left
-        alone, whether it hangs or not."""
+        """How long a close may wait for running steps. A longer step is abandoned, whether it hangs
+        or not."""
         found_out = min(self._world.scenario.step_timeout * (1 + FOUND_OUT), GRACE)
         return found_out + LAST_STEPS
 
     def late(self) -> None:
-        """Whoever waits for the engine is told in time: of an answer's end, a deadline, a close, a
-        death, or that it may leave."""
+        """Check that everybody who waits for the engine is told in time: of an answer's end, a
+        deadline, a close, a death, or that the task may leave."""
         world = self._world
         now, excused = world.host.now, max(world.state.jumped, world.state.late)
         for consumer in world.consumers.values():
@@ -150,17 +150,17 @@ class Checks:
                 limit = max(min(consumer.limit, world.state.over), excused) + LATE
                 hold("liveness", now <= limit, "{} waits {:.3f} s too long", consumer, now - limit)
         for load in world.loads:
-            # A thread may take long to read one, but nobody waits for that past the end.
+            # A thread may take long to read a prompt, but nobody waits for that past the end.
             limit = max(world.state.over, excused) + LATE
             hold("liveness", load.done() or now <= limit, "a load waits {:.3f} s", now - limit)
         for task, due in world.closers.items():
             if not task.done():
-                # What passed while nobody ran says little of a step that hangs.
+                # Time in which nothing ran says little about a step that hangs.
                 limit = max(due, excused + self._last_steps) + LATE
                 hold("liveness", now <= limit, "a close waits {:.3f} s too long", now - limit)
 
     def ended(self, consumer: Consumer) -> None:
-        """A consumer's end is one that it may have, and it was given what was drawn."""
+        """Check that a consumer's end is allowed, and that it got what was drawn."""
         self._ended.append((self._world.state.fair, consumer))
         self.ends.check(consumer)
         if consumer.outcome == "Overloaded":
@@ -179,7 +179,7 @@ class Checks:
             self._world.seen["answers with guidance"] += ask.guidance is not None
         read = consumer.outcome in _READ_TO_THE_END and ask.how == "iterate"
         if consumer.outcome in _BY_THE_ENGINE and ask.then != "drop":
-            # Without this a stream that forgets its request would hide what it has lost.
+            # Without this check, a stream that forgets its request would hide its losses.
             hold("I7", usage is not None, "{} does not say what was drawn", consumer)
         if usage is not None and not consumer.closed and (read or consumer.outcome == "whole"):
             drawn = usage.completion_tokens
@@ -210,7 +210,7 @@ class Checks:
     # -- at the end ----------------------------------------------------------------------------
 
     def idle(self) -> None:
-        """Nobody asks for anything any more."""
+        """Check an engine that nobody asks for anything any more."""
         world = self._world
         core, admission = world.engine.core, world.engine.admission
         if core is None or world.state.dead or world.state.closing:
@@ -231,7 +231,7 @@ class Checks:
         hold("stats", health.state in ("open", "degraded"), "{}", health)
 
     def closed(self) -> None:
-        """The engine was closed, and everybody has ended."""
+        """Check an engine that was closed, and whose consumers have all ended."""
         world = self._world
         actors = [actor.name for actor in world.host.actors]
         hold("drain", not actors, "threads are left: {}", actors)

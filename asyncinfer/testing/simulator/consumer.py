@@ -58,7 +58,7 @@ class Consumer:
         self.message = ""
         #: The engine's name for it.
         self.request_id = "unsent"
-        #: What its request took; None before the end.
+        #: The usage of its request; None before the end.
         self.usage: Usage | None = None
         #: What it was given, by answer.
         self.tokens: list[list[int]] = [[] for _ in range(ask.n)]
@@ -72,8 +72,8 @@ class Consumer:
         #: Whether it waits for the engine, and when that wait must end.
         self.waiting = False
         self.limit = float("inf")
-        #: Whether it began before the engine was open, and whether its stream was stopped, or
-        #: closed by another task.
+        #: Whether it began before the engine was open, whether its stream was stopped, and whether
+        #: another task closed it.
         self.early = False
         self.stopped = False
         self.closed = False

@@ -49,13 +49,13 @@ class Drawn:
         else:
             pages = draw_state_pages(Random(f"state pages {seed}"), self.scenario)
             self.scenario = replace(self.scenario, state_pages=pages)
-        # And for event loops that are late.
+        # Another generator for late event loops, so that lives of one seed stay alike.
         self._lateness = late = Random(f"late {seed}")
         self._late = late.random() < 0.15
-        # And for requests of no tokens.
+        # Another generator for requests of no tokens.
         self._no_answer = nothing = Random(f"prompts only {seed}")
         self._prompts_only = nothing.random() < 0.3
-        # And for guides.
+        # Another generator for guides.
         self._guiding = guiding = Random(f"guides {seed}")
         self._guided = guiding.random() < 0.15
         self._steps = rng.randint(*steps)
@@ -136,13 +136,13 @@ class Drawn:
         return ["time", rng.choice((0.001, 0.01, 0.01, 0.05, 0.5))]
 
     def _hasty(self, ask: Ask) -> Ask:
-        """Where loops are late, prompts are often prepared meanwhile, and answers fail."""
+        """Where loops are late, many prompts are prepared meanwhile, and many answers fail."""
         if not self._late or self._lateness.random() < 0.5:
             return ask
         return replace(ask, form="worker", on_full="cancel", buffer=self._lateness.choice((2, 4)))
 
     def _guide(self, ask: Ask) -> Ask:
-        """Guide some answers, in some lives."""
+        """Guide some answers in some lives."""
         rng = self._guiding
         if not self._guided or ask.format or ask.sampler or rng.random() < 0.5:
             return ask

@@ -1,4 +1,4 @@
-"""Scenarios of simulated lives, by chance."""
+"""Draws random scenarios of simulated lives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OBSERVERS: Final = (
 
 
 def draw_state_pages(rng: Random, scenario: Scenario) -> int:
-    """Pages of states for one request to a few, where no layer has a window; 0: no layer has a
+    """Pages of states for one request up to a few, if no layer has a window; 0: no layer has a
     state."""
     if scenario.window is not None or rng.random() > 0.1:
         return 0
@@ -34,7 +34,7 @@ def draw_state_pages(rng: Random, scenario: Scenario) -> int:
 
 
 def draw_scenario(rng: Random) -> Scenario:
-    """A scenario without states, samplers and drafts."""
+    """A random scenario without states, samplers and drafts."""
     block_size = rng.choice((1, 2, 4, 4, 8))
     window, pages = None, 0
     if rng.random() < 0.3:

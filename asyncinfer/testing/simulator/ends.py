@@ -1,4 +1,4 @@
-"""`Ends`: how consumers of a simulated life may end."""
+"""`Ends`: which ends consumers of a simulated life may have."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from asyncinfer.testing.simulator.world import World
 
 __all__ = ["LATE", "Ends"]
 
-#: Seconds by which a wait may outlive its time.
+#: Seconds by which a wait may exceed its time.
 LATE: Final = 0.05
 
 
 class Ends:
-    """Says of each end in a life whether it may be; raises `InvariantError` if it may not."""
+    """Checks each end in a life; raises `InvariantError` for one that is not allowed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        #: Requests that the engine refused, and whose consumers were told.
+        #: Requests that the engine refused, and whose consumers were told so.
         self.overloads = 0
 
     def check(self, consumer: Consumer) -> None:
-        """A consumer's end is one that it may have."""
+        """Check that a consumer may end as it did."""
         world, outcome, ask = self._world, consumer.outcome, consumer.ask
         allowed = True
         match outcome:
             case "whole":
-                # One that was closed before anybody looked at its prompt ends like any other.
+                # A stream that was closed before its prompt was read ends like any other.
                 allowed = consumer.expected is not None or consumer.closed
             case "InvalidRequest":
                 allowed = consumer.expected is None or self._too_large(consumer)
-                # Whoever names one may come before its load is done.
+                # A request may name an adapter before its load is done.
                 allowed = allowed or (ask.adapter is not None and "adapter" in consumer.message)
             case "DeadlineExceeded":
                 allowed = ask.deadline is not None and (
@@ -60,7 +60,7 @@ class Ends:
             case "EngineClosed":
                 allowed = world.state.closing or consumer.early or consumer.closed
             case "StreamBusy":
-                # Nobody speaks in a conversation while another does.
+                # A conversation has one speaker at a time.
                 allowed = False
             case "EngineDead":
                 allowed = world.state.dead or world.state.doubtful
@@ -69,7 +69,7 @@ class Ends:
         hold("end", allowed, "{}: {}", consumer, consumer.message)
 
     def refused(self, error: AsyncInferError, *, pin: bool = False) -> None:
-        """The engine refuses a load or an unload of an adapter, or to pin a prompt."""
+        """Check a refusal to load, unload or pin."""
         world = self._world
         self.overloads += pin and isinstance(error, Overloaded)
         match type(error).__name__:
@@ -88,7 +88,7 @@ class Ends:
         hold("end", allowed, "an adapter or a pin: {}", error)
 
     def _too_large(self, consumer: Consumer) -> bool:
-        """Whether it would hold more bytes than all requests together may."""
+        """Whether the request would hold more bytes than all requests together may."""
         most, ask = self._world.scenario.max_held_bytes, consumer.ask
         if most is None or "max_held_bytes" not in consumer.message:
             return False
@@ -109,13 +109,13 @@ class Ends:
         return held > most
 
     def _unread(self, consumer: Consumer) -> float:
-        """For how long it could have read at most, and did not, before its end."""
+        """The longest time before its end for which the consumer could have read, but did not."""
         end = consumer.began + consumer.seconds
         last = max([consumer.began, *(at for at in consumer.reads if at < end)])
         if not consumer.seconds:
-            # Dropped: nobody can say when it ended.
+            # Dropped, so nobody knows when it ended.
             return float("inf")
-        # Seconds that the engine counts of a time in which nobody ran: at most those of one look.
+        # The engine counts at most one look's seconds of a time in which nothing ran.
         counted = 1.0
         gone = [seconds - counted for at, seconds in self._world.state.jumps if last <= at <= end]
         doubt = counted if gone else LATE

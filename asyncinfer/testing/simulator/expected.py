@@ -22,12 +22,12 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Received(Protocol):
-    """What a consumer was given, by answer."""
+    """What a consumer received, by answer."""
 
     tokens: list[list[int]]
     texts: list[str]
     reasons: list[str | None]
-    #: Whether its stream was stopped, and whether it was closed under its reader.
+    #: Whether its stream was stopped, and whether another task closed it.
     stopped: bool
     closed: bool
 
@@ -179,7 +179,7 @@ class Expected:
 
 
 def _params(ask: Ask) -> SamplingParams:
-    """The options that change an answer's tokens, made once for all that have the same."""
+    """The options that change an answer's tokens, shared by requests with the same ones."""
     return _made(ask.temperature, ask.min_tokens, 1.0 if ask.guidance is None else ask.guidance)
 
 

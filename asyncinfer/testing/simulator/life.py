@@ -84,7 +84,7 @@ class Life(World):
 
     @property
     def failed(self) -> bool:
-        """Whether something did not hold."""
+        """Whether some check failed."""
         return self._failure is not None
 
     def give_turn(self, actor: Actor, points: int | None) -> None:

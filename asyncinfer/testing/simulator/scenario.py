@@ -11,7 +11,7 @@ from asyncinfer.testing.oracle import STATE
 
 __all__ = ["Action", "Ask", "Scenario"]
 
-#: The name of a method `do_...` of `Actions`, and its arguments.
+#: The name of a method `do_...` of `Actions`, followed by its arguments.
 Action: TypeAlias = list[Any]
 T = TypeVar("T", bound="PlainFields")
 
@@ -45,7 +45,7 @@ class Scenario(PlainFields):
     max_requests: int = 16
     max_held_bytes: int | None = None
     max_step_tokens: int = 16
-    #: What a step with answers should take; None: no bound.
+    #: The target seconds of a step with answers; None: no bound.
     step_target: float | None = None
     overlap: int = 1
     window: int | None = None
@@ -107,7 +107,7 @@ class Ask(PlainFields):
     format: str | None = None
     #: Its sampler plugins: a name in `asyncinfer.testing.simulator.samplers`.
     sampler: str | None = None
-    #: Its `guidance_scale` and `negative_prompt`; None: nothing guides it.
+    #: Its `guidance_scale` and `negative_prompt`; None: it has no guide.
     guidance: float | None = None
     negative: list[int] = field(default_factory=list)
     buffer: int = 8
@@ -123,7 +123,7 @@ class Ask(PlainFields):
 
     @property
     def guide(self) -> list[int]:
-        """The tokens of the sequence that guides each answer; none where nothing does."""
+        """The tokens of the sequence that guides each answer; empty without a guide."""
         if self.guidance is None or self.max_tokens == 0:
             return []
         return self.negative or self.prompt[-1:]

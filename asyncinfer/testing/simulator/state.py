@@ -24,22 +24,22 @@ class LifeState:
         self._broke = False
         #: Whether the watchdog may have declared a death.
         self.doubtful = False
-        #: When a close or a death leaves nobody an answer any more; inf while open.
+        #: When a close or a death ends all answers; inf while open.
         self.over = float("inf")
         #: Seconds that passed while everybody could run, and when they last did not.
         self.fair = 0.0
         self.jumped = host.now
-        #: Every such moment, and for how long nobody ran.
+        #: Each stop of the process, and how long it lasted.
         self.jumps: list[tuple[float, float]] = []
-        #: When an event loop was late last, so that whoever waits on it was told late.
+        #: When an event loop was last late, so that tasks on it were told late.
         self.late = host.now
         #: Whether the decode thread is in the middle of a turn.
         self.hangs = False
         #: When the turn began that was interrupted last, as the watchdog sees it.
         self._turn: float | None = None
-        #: Seconds that passed in the middle of that turn, as the watchdog must count them.
+        #: Seconds of this turn that the watchdog must count.
         self._hung = 0.0
-        #: Seconds that it may count besides, because it or the process was stopped.
+        #: Further seconds that the watchdog may count, in which it or the process was stopped.
         self._doubt = 0.0
 
     def suspend_decode(self, turn: float | None) -> None:
@@ -50,7 +50,7 @@ class LifeState:
         self.hangs = True
 
     def resume_decode(self) -> None:
-        """The turn goes on."""
+        """The decode thread's turn continues."""
         self.hangs = False
 
     def jump(self, seconds: float) -> None:
@@ -72,8 +72,8 @@ class LifeState:
         if not suspended:
             self.fair += passed
         elif "watchdog" in suspended or (self.hangs and self.opened and self._turn is None):
-            # The watchdog calls nothing that could hold it up so long, and neither does the decode
-            # thread before it notes that a turn begins.
+            # The watchdog calls nothing that blocks for so long, and neither does the decode thread
+            # before it notes the begin of a turn.
             self.jumped = later
         if self.hangs and self.opened:
             if "watchdog" in suspended:

@@ -16,13 +16,13 @@ class Timeline:
     """Gives event loops and threads their turns, in the order in which they are due."""
 
     def __init__(self, world: World, checks: Checks, failed: Callable[[], bool]) -> None:
-        """`failed` says whether something did not hold, so that time need not pass."""
+        """`failed` returns whether a check failed, after which time need not pass."""
         self._world = world
         self._checks = checks
         self._failed = failed
 
     def pass_time(self, seconds: float, late: VirtualLoop | None = None) -> None:
-        """Everybody runs as they are due, but for suspended threads and a loop that is late."""
+        """All loops and threads run as they are due, except suspended threads and a late loop."""
         world, host = self._world, self._world.host
         until = host.now + seconds
         while not self._failed():
@@ -44,7 +44,7 @@ class Timeline:
         self.run_due(late)
 
     def run_due(self, late: VirtualLoop | None = None) -> None:
-        """Everybody who is due has a turn, until nobody is."""
+        """Give turns to everybody who is due, until nobody is."""
         world, host = self._world, self._world.host
         for _ in range(10_000):
             for loop in world.loops:
@@ -58,7 +58,7 @@ class Timeline:
                 if actor.due <= now:
                     due.append(actor)
                 elif actor.worker.ready and (actor.name != "decode" or not self._steps()):
-                    # What a step takes keeps the decode thread from its next turn, news or not.
+                    # A step keeps the decode thread from its next turn for as long as it takes.
                     due.append(actor)
             if not due:
                 return

@@ -1,4 +1,4 @@
-"""`World`: what a simulated life consists of, as its parts share it."""
+"""`World`: the shared objects of a simulated life."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["World"]
 
 
 class World:
-    """An engine, its event loops, and whoever uses them.
+    """An engine, its event loops, and its users.
 
     Args:
         plugins: in place of the scenario's. A fault of theirs is a failure.
@@ -36,25 +36,25 @@ class World:
         plugins: Plugins | None = None,
     ) -> None:
         self.scenario = scenario
-        #: What happened, and how often.
+        #: What happened, with how often.
         self.seen = Counter[str]()
         self.host = host
         self.state = state
         self.loops = [VirtualLoop(lambda: host.now) for _ in range(scenario.loops)]
         self.model = model
-        #: Their faults are failures; plugins of the scenario are meant to have some.
+        #: A fault of these is a failure; a scenario's own plugins are expected to have some.
         self.plugins = dict(plugins or {})
         self.engine = SimulatedEngine(host, model, config_of(scenario, self.plugins, host))
-        #: Consumers that have not ended, and ids of those that may have since somebody looked.
+        #: Consumers that have not ended, and ids of those that may have ended since the last look.
         self.consumers: dict[int, Consumer] = {}
         self.leaving: dict[int, None] = {}
-        #: Conversations that are open, and that in which a consumer speaks.
+        #: Open conversations, and the one in which a consumer speaks.
         self.talks: dict[int, Talk] = {}
         self.speaking: dict[int, Talk] = {}
         self.pins: dict[int, Pin] = {}
-        #: Blocks that all requests so far would take if none gave any back.
+        #: Blocks that all requests so far would take if none returned any.
         self._blocks = 0
-        #: The consumers that asked with a text.
+        #: Consumers whose prompts are texts.
         self.texts: dict[str, list[Consumer]] = {}
         #: Tasks that close something, and when they must be done.
         self.closers: dict[asyncio.Task[None], float] = {}
@@ -63,20 +63,20 @@ class World:
         self.adapters = AdapterHistory()
 
     def open_loop(self, index: int) -> VirtualLoop | None:
-        """An event loop that is there."""
+        """Open an event loop, unless it is open already."""
         if index >= len(self.loops) or self.loops[index].is_closed():
             return None
         return self.loops[index]
 
     @property
     def nothing_evicted(self) -> bool:
-        """Whether all that was computed so far must be in the prefix cache."""
+        """Whether everything computed so far must still be in the prefix cache."""
         scenario = self.scenario
         kept = scenario.prefix_cache and scenario.window is None and not scenario.state_pages
         return kept and self._blocks <= scenario.blocks
 
     def count_blocks(self, ask: Ask) -> None:
-        """A request may take blocks for so many tokens."""
+        """Count the blocks that a request may take."""
         most = self.scenario.max_context
         for prompt in (ask.prompt, ask.guide) if ask.guide else (ask.prompt,):
             total = most if ask.max_tokens is None else min(len(prompt) + ask.max_tokens, most)
