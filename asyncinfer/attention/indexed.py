@@ -47,7 +47,7 @@ class IndexedAttention:
         self._at = (slots // batch.block_size, slice(None), slots % batch.block_size)
         firsts = accumulate(batch.counts, initial=0)
         self._rows = [
-            _Row(kv, batch, row, first)
+            _QueryRow(kv, batch, row, first)
             for row, first in zip(range(len(batch.counts)), firsts, strict=False)
         ]
         size = max((row.gather.size for row in self._rows), default=0)
@@ -75,7 +75,7 @@ class IndexedAttention:
 
     def _attend(
         self,
-        row: _Row,
+        row: _QueryRow,
         q: torch.Tensor,
         held: torch.Tensor,
         asked: IndexQueries,
@@ -101,7 +101,7 @@ class IndexedAttention:
             out[tokens] = result[0].transpose(0, 1)
 
 
-class _Row:
+class _QueryRow:
     """`count` query tokens of one sequence, the first of the step's being `first`."""
 
     def __init__(self, kv: KVCache, batch: AttentionBatch, row: int, first: int) -> None:

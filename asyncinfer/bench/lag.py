@@ -31,7 +31,7 @@ __all__ = ["FAKE_MODELS", "Lag", "LagOptions", "LagResult", "measure_lag"]
 FAKE_MODELS = ("fake-bytes", "fake-bpe")
 
 WORDS = 4096
-#: Seconds beyond the measured ones that the first long prompt may take.
+#: Seconds beyond the measured time that the first long prompt may take.
 LONGEST_WAIT = 60.0
 
 
@@ -118,13 +118,13 @@ def measure_lag(options: LagOptions, report: Callable[[str], None] = lambda _: N
 
 
 async def _measure(model: str, options: LagOptions) -> Lag:
-    work = _Work(options)
+    work = _LagWork(options)
     source, config = _source(model, options)
     async with Engine(source, **config) as engine:
         # A worker thread of an earlier repetition may still tokenise a long prompt.
         await anyio.sleep(min(1.0, options.seconds))
         gc.collect()
-        # What a caller froze stays frozen.
+        # Objects that the caller froze stay frozen.
         ours = options.freeze and gc.get_freeze_count() == 0
         if options.freeze:
             gc.freeze()
@@ -164,7 +164,7 @@ async def _measure(model: str, options: LagOptions) -> Lag:
     )
 
 
-class _Work:
+class _LagWork:
     """What the engine does while its host's lag is measured."""
 
     def __init__(self, options: LagOptions) -> None:

@@ -123,10 +123,10 @@ def measure_plugins(
     return PluginResult(steps, observers, bystanders, samplers, options.running, options.rows)
 
 
-def measure_steps(running: int, steps: int, repeat: int, warmup: int = 20) -> float:
+def measure_steps(running: int, steps: int, repeat: int) -> float:
     """CPU seconds of this thread for a whole turn of the decode loop: the least of `repeat`
     medians, since what disturbs one only makes it longer."""
-    return min(_median_step(running, steps, warmup) for _ in range(repeat))
+    return min(_median_step(running, steps, 20) for _ in range(repeat))
 
 
 def _median_step(running: int, steps: int, warmup: int) -> float:

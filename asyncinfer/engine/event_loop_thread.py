@@ -28,7 +28,7 @@ class EventLoopThread:
         self._process = process.pid
         self._stopped = False
         #: Calls that have not returned.
-        self._calls: set[_Call[Any]] = set()
+        self._calls: set[_LoopCall[Any]] = set()
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         forgotten = _Forgotten()
         # An object that is forgotten, or interrupted in this constructor, leaves no thread.
@@ -57,7 +57,7 @@ class EventLoopThread:
             )
         if threading.current_thread() is self._thread:
             raise RuntimeError("a SyncEngine cannot be called on its own event loop")
-        running = _Call(call)
+        running = _LoopCall(call)
         try:
             # Before it is posted: whatever the loop does not begin is found here when that ends.
             self._calls.add(running)
@@ -87,7 +87,7 @@ class EventLoopThread:
                 # The loop may be closed already.
                 self._loop.call_soon_threadsafe(self._stopping.set)
 
-    def _cancel(self, running: _Call[Any]) -> None:
+    def _cancel(self, running: _LoopCall[Any]) -> None:
         """Cancel a call, and wait until it is over."""
         try:
             self._post(running.cancel)
@@ -108,7 +108,7 @@ class EventLoopThread:
             raise EngineClosed("the engine is closed") from None
 
 
-class _Call(Generic[T]):
+class _LoopCall(Generic[T]):
     """One call, on its way or running. `begin` and `cancel` run on the loop."""
 
     def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
@@ -161,7 +161,7 @@ def _stop(forgotten: _Forgotten) -> None:
             forgotten.stop()
 
 
-def _run(started: Future[Any], forgotten: _Forgotten, calls: set[_Call[Any]]) -> None:
+def _run(started: Future[Any], forgotten: _Forgotten, calls: set[_LoopCall[Any]]) -> None:
     """The thread: the loop, and after that the end of what it did not begin."""
     try:
         asyncio.run(_serve(started, forgotten))

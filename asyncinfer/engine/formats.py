@@ -57,7 +57,7 @@ class Formats:
         if not self._able:
             raise InvalidRequest("tools", Size("a list"), "this model restricts no draws")
         try:
-            return self._made(form, params, most_forced, told)
+            return self._made(form, params, most_forced, on_compiled)
         except InvalidRequest:
             # By itself, a tool's schema tells whether and where it is wrong.
             for name, tool in message.tools.items():
@@ -83,14 +83,18 @@ class Formats:
         if not self._able:
             value = getattr(params, params.constraint)
             raise InvalidRequest(params.constraint, value, "this model restricts no draws")
-        return self._made(self._format(params), params, most_forced, told)
+        return self._made(self._format(params), params, most_forced, on_compiled)
 
     def _made(
-        self, form: AnswerFormat, params: SamplingParams, most: int, told: Callable[[float], object]
+        self,
+        form: AnswerFormat,
+        params: SamplingParams,
+        most: int,
+        on_compiled: Callable[[float], object],
     ) -> list[Matcher | None]:
         # Nothing is forced where each token needs a logprob or a sampler's draw.
         drawn = params.alternatives is not None or params.sampler is not None
-        return [*self._grammars.matchers(form, params.n, 0 if drawn else most, told)]
+        return [*self._grammars.matchers(form, params.n, 0 if drawn else most, on_compiled)]
 
     def _format(self, params: SamplingParams) -> AnswerFormat:
         kind, after = params.constraint, params.constrain_after or ""

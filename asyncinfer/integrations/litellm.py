@@ -82,7 +82,7 @@ class LiteLLMProvider(CustomLLM):
     ) -> AsyncIterator[Any]:
         with _translated(model):
             asked = self._asked(model, messages, optional_params, named)
-            events = _Events(model)
+            events = _Chunks(model)
             async with asked.engine.stream(asked.chat, **asked.options) as stream:
                 async for chunk in stream:
                     for event in events.of(chunk):
@@ -94,7 +94,7 @@ class LiteLLMProvider(CustomLLM):
     ) -> Iterator[Any]:
         with _translated(model):
             asked = self._asked(model, messages, optional_params, named)
-            events = _Events(model)
+            events = _Chunks(model)
             with self._blocking(asked).stream(asked.chat, **asked.options) as stream:
                 for chunk in stream:
                     yield from events.of(chunk)
@@ -159,7 +159,7 @@ class _Asked:
         self.options = options
 
 
-class _Events:
+class _Chunks:
     """Makes the chunks of a streamed answer in LiteLLM's form."""
 
     def __init__(self, model: str) -> None:

@@ -56,7 +56,7 @@ class HybridReplay:
 
 
 @dataclass(slots=True)
-class _Request:
+class _ReplayedPrompt:
     """The part of a sequence that the block manager reads and writes."""
 
     tokens: list[int]
@@ -119,13 +119,13 @@ def _replay(
         tokens = [block for block in ids for _ in range(_SIZE)]
         # The answer, which follows the prompt and is never asked for again.
         tokens += [-1 - number] * _SIZE
-        request = _Request(tokens, cache.keys(tokens, ""))
+        request = _ReplayedPrompt(tokens, cache.keys(tokens, ""))
         hits += _serve(manager, request)
         total += len(ids)
     return hits, total
 
 
-def _serve(manager: BlockManager, request: _Request) -> int:
+def _serve(manager: BlockManager, request: _ReplayedPrompt) -> int:
     found = manager.match(request, len(request.tokens))
     manager.open(request, found)
     done = len(found) * _SIZE

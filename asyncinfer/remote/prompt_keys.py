@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from asyncinfer.cache import BlockHasher
 from asyncinfer.engine import EngineTokenizer
+from asyncinfer.engine.prompt_reader import is_chat
 
 __all__ = ["PromptKeys"]
 
@@ -43,7 +44,7 @@ class PromptKeys:
         size = len(prompt) if isinstance(prompt, str | list | tuple) else 0
         if size > MOST_KEYED or not isinstance(scope, str):
             return []
-        if not _is_chat(prompt) and size <= AT_HAND:
+        if not is_chat(prompt) and size <= AT_HAND:
             return self._made(prompt, options, scope)
         # A thread cannot be stopped, so it counts until it is done.
         self._making = [each for each in self._making if not each.done()]
@@ -61,7 +62,7 @@ class PromptKeys:
         ids = prompt
         if isinstance(prompt, str):
             ids = self._tokenizer.encode(prompt)
-        elif _is_chat(prompt):
+        elif is_chat(prompt):
             given = {name: options[name] for name in _OF_CHATS if name in options}
             ids = self._tokenizer.encode_chat(prompt, **given)
         if not isinstance(ids, list | tuple):
@@ -69,11 +70,6 @@ class PromptKeys:
         ids = ids[: MOST_KEYS * self._hasher.block_size]
         # The replica refuses bad token ids.
         return self._hasher.keys(ids, scope) if all(map(_may_be_token, ids)) else []
-
-
-def _is_chat(prompt: Any) -> bool:
-    # Judged by the first message: there may be a million token ids.
-    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _may_be_token(value: object) -> bool:

@@ -38,8 +38,7 @@ class CompileAhead:
     Args:
         device: whose kernels they are.
         rehearse: called on one of the threads, in a rehearsal for `device`.
-        progress: is told of bytes by `loaded`, and of kernels with them.
-        compile: called on any of the threads; None: for `device`.
+        progress: called with the bytes of `loaded`, and the kernels so far.
     """
 
     def __init__(
@@ -47,11 +46,9 @@ class CompileAhead:
         device: torch.device,
         rehearse: Callable[[], object],
         progress: OnProgress | None,
-        compile: Callable[[Launch], object] | None = None,
     ) -> None:
         self._device = device
         self._progress = progress
-        self._compile = compile or self._compiled
         self._last = LoadProgress(0, 0)
         self._seen: set[Hashable] = set()
         self._kernels: list[Future[object]] = []
@@ -84,7 +81,7 @@ class CompileAhead:
     def _want(self, launch: Launch) -> None:
         if launch.key not in self._seen:
             self._seen.add(launch.key)
-            self._kernels.append(self._pool.submit(self._compile, launch))
+            self._kernels.append(self._pool.submit(self._compiled, launch))
 
     def _compiled(self, launch: Launch) -> None:
         # Triton compiles for the thread's current device.

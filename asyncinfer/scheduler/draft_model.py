@@ -39,7 +39,7 @@ class _Cached:
 
 
 @dataclass(slots=True)
-class _Row:
+class _DraftRow:
     """One answer in the draft that is made now."""
 
     request: DraftRequest
@@ -95,7 +95,7 @@ class DraftModel:
         self.behind = False
         self.failed = set()
         asked = set(requests)
-        rows: list[_Row] = []
+        rows: list[_DraftRow] = []
         reading: set[bytes] = set()
         budget = self._spec.max_step_tokens
         for request in requests:
@@ -119,7 +119,7 @@ class DraftModel:
 
     def _row(
         self, request: DraftRequest, budget: int, asked: set[DraftRequest], reading: set[bytes]
-    ) -> _Row | None:
+    ) -> _DraftRow | None:
         """The answer's row, with pages for it; None if there is no room, or if another row computes
         its next block. `reading`: keys of the blocks that rows compute."""
         known = request.length
@@ -151,7 +151,7 @@ class DraftModel:
         # The last drafted token and the token that the answer then drew have no KV yet.
         self.behind |= missing > 1 + len(drawn)
         cached.drawn = []
-        return _Row(request, cached, min(missing, budget), draws if missing <= budget else 0)
+        return _DraftRow(request, cached, min(missing, budget), draws if missing <= budget else 0)
 
     def _next_key(self, cached: _Cached) -> list[bytes]:
         """The key of the first full block that is not in the prefix cache, if there is one."""
@@ -171,7 +171,7 @@ class DraftModel:
         self._blocks.grow(cached, missing)
         return True
 
-    def _draw(self, rows: list[_Row]) -> dict[DraftRequest, list[int]]:
+    def _draw(self, rows: list[_DraftRow]) -> dict[DraftRequest, list[int]]:
         """Compute the rows: first their known tokens, then one drawn token after the other."""
         first = Step(self._steps, leaves=list(range(self._taken)))
         for slot, row in enumerate(rows):
@@ -197,7 +197,7 @@ class DraftModel:
         self.failed.update(row.request for _, row in drawing if not row.cached.drawn)
         return {row.request: row.cached.drawn for row in rows}
 
-    def _compute(self, step: Step, rows: Sequence[_Row]) -> bool:
+    def _compute(self, step: Step, rows: Sequence[_DraftRow]) -> bool:
         """Compute a step whose slots are rows; whether there was room for it."""
         self._steps += 1
         try:

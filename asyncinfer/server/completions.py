@@ -51,7 +51,7 @@ class Completions:
         if flag(body, "stream"):
             if echo and "logprobs" in options:
                 raise InvalidRequest("echo", echo, "with logprobs needs stream=false")
-            await _Events(call, model, options, echo, usage).send(prompts)
+            await _CompletionEvents(call, model, options, echo, usage).send(prompts)
             return
         encode = model.engine.tokenizer.encode
         scored = echo and "logprobs" in options
@@ -134,7 +134,7 @@ def _total(used: list[Usage]) -> Usage:
     return Usage(*(sum(values) for values in zip(*map(astuple, used), strict=True)))
 
 
-class _Events:
+class _CompletionEvents:
     """The answers to several prompts as they are made."""
 
     def __init__(

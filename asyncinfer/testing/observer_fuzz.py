@@ -68,12 +68,12 @@ def random_events(
 def _between(chance: Random, requests: int, steps: bool) -> Iterator[ObserverEvent | SomethingNew]:
     """Of requests in one context; a second passes from each event to the next."""
     context = Context()
-    live: list[_Request] = []
+    live: list[_FuzzRequest] = []
     opened = time = 0
     while live or opened < requests:
         time += 1
         if opened < requests and len(live) < 4 and chance.random() < 0.5:
-            live.append(_Request(chance, f"req-{opened}"))
+            live.append(_FuzzRequest(chance, f"req-{opened}"))
             opened += 1
             yield live[-1].submitted(time, context)
         elif steps and chance.random() < 0.3:
@@ -89,7 +89,7 @@ def _between(chance: Random, requests: int, steps: bool) -> Iterator[ObserverEve
             yield event
 
 
-class _Request:
+class _FuzzRequest:
     """One request; some end before they started, some without a token."""
 
     def __init__(self, chance: Random, request_id: str) -> None:

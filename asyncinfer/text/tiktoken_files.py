@@ -1,5 +1,5 @@
-"""Tokenizers that are published as a list of tokens in the order of their merging, as the library
-`tiktoken` reads it, and as code. The code is never run: its few lines are stated here."""
+"""Tokenizers that are published as code and a list of ranked tokens, which the library `tiktoken`
+reads. The code is never run: this module contains what its few lines say."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ __all__ = ["read_tiktoken"]
 
 _MOST_BYTES: Final = 64 << 20
 _MOST_TOKENS: Final = 1 << 22
-#: Tokens beyond those of the file.
+#: The most tokens besides those of the file.
 _MOST_ADDED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class _Code:
-    """What the code of one class says beside the file."""
+class _TokenizerCode:
+    """What the code of one class says beyond the file."""
 
-    #: How a text is cut into words, by a name in `CUTS`.
+    #: How a text is split into words, by a name in `CUTS`.
     cut: str
     composed: bool = False
-    #: Special tokens that follow those of the file, where the code names them.
+    #: Special tokens that follow those of the file, if the code names them.
     special: tuple[str, ...] = ()
 
 
-#: By the name of the file.
-_CODE: Final[Mapping[str, _Code]] = {
-    "tiktoken.model": _Code("kimi-k2"),
-    "hy.tiktoken": _Code(
+#: By the file's name.
+_CODE: Final[Mapping[str, _TokenizerCode]] = {
+    "tiktoken.model": _TokenizerCode("kimi-k2"),
+    "hy.tiktoken": _TokenizerCode(
         "qwen2",
         composed=True,
         special=(
@@ -57,7 +57,7 @@ def read_tiktoken(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeniz
     code = _CODE[path.name]
     tokens = _read_tokens(path)
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    # A word that is a token is taken as it is, as the library does.
+    # A word that is a token is kept whole, as the library does.
     model = models.BPE(vocabulary, all_merges(tokens, vocabulary), ignore_merges=True)
     backend = tokenizers.Tokenizer(model)
     if code.composed:
@@ -79,7 +79,7 @@ def read_tiktoken(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeniz
     added = [named.get(index) or _reserved(index) for index in range(len(tokens), end)]
     backend.add_tokens(added)
     if backend.get_vocab_size() != len(tokens) + len(added):
-        # The library gives no second id to a token that it has, which moves those after it.
+        # The library gives no second id to a known token, so later tokens would move.
         raise ModelLoadError("added_tokens_decoder: names a token twice", file=file)
     return backend
 

@@ -1,4 +1,4 @@
-"""Many HTTP streams, half of whose clients leave: the server's event loop, and what is left."""
+"""Many HTTP streams, half of whose clients leave: the lag of the server's event loop, and leaks."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class StreamsRun:
     """Clients in another process; times of the server's event loop in milliseconds."""
 
     seen: Seen
-    #: Lateness of a task that sleeps a millisecond, with no client and with all of them.
+    #: Lateness of a task that sleeps for a millisecond, without clients and with all of them.
     idle: Quantiles
     busy: Quantiles
     #: CPU microseconds of the loop's thread for each event.
     event_cpu: float
-    #: Seconds from the last client's end until nothing was held.
+    #: Seconds from the last client's end until no page and request was held.
     back: float
     #: What was held beyond what was held before the clients came.
     pages: int
@@ -75,7 +75,7 @@ async def measure_http_streams(options: HttpOptions) -> StreamsRun:
 
             body = {"messages": CHAT, "stream": True, "ignore_eos": True}
             clients = Clients(port, body, options.streams, options.seconds, options.tokens, 1)
-            # So that the process is there, and every import was made.
+            # Starts the process and makes all imports.
             await visited(replace(clients, streams=2, seconds=0.1, tokens=8))
             async with ticking() as ticker:
                 await anyio.sleep(options.seconds)
@@ -103,8 +103,8 @@ async def measure_http_streams(options: HttpOptions) -> StreamsRun:
     )
 
 
-async def _given_back(engine: Engine, seconds: float = 10.0) -> tuple[int, int, float]:
-    """Pages and requests that are still held after at most so many seconds, and the seconds until
+async def _given_back(engine: Engine) -> tuple[int, int, float]:
+    """Pages and requests that are still held after at most ten seconds, and the seconds until
     none was."""
     began = time.monotonic()
     while True:
@@ -112,14 +112,14 @@ async def _given_back(engine: Engine, seconds: float = 10.0) -> tuple[int, int, 
         pages = stats.blocks_total - stats.blocks_free - stats.blocks_cached
         requests = stats.running + stats.waiting + stats.paused
         took = time.monotonic() - began
-        if not (pages or requests) or took > seconds:
+        if not (pages or requests) or took > 10.0:
             return pages, requests, took
         await anyio.sleep(0.001)
 
 
 class _Paced:
-    """A gate: no step takes less than `seconds`, during which the decode thread waits without the
-    GIL, as it does for a device."""
+    """A gate that lets no step take less than `seconds`. The decode thread waits for it without the
+    GIL, as for a device."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -134,7 +134,7 @@ class _Paced:
 
 @asynccontextmanager
 async def _listening(engine: Engine) -> AsyncIterator[int]:
-    """The application behind a socket of this machine; gives its port."""
+    """Serve the application on a local socket, and yield its port."""
     try:
         import uvicorn
 

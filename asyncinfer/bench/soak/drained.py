@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import anyio
 
@@ -10,10 +11,12 @@ from asyncinfer import AsyncInferError, Engine
 
 __all__ = ["pages_lost", "places_lost"]
 
+_SECONDS: Final = 10.0
 
-async def pages_lost(engine: Engine, seconds: float = 10.0) -> int:
-    """Pages that are neither free nor cached once nothing runs, waited for `seconds` at most."""
-    until = time.monotonic() + seconds
+
+async def pages_lost(engine: Engine) -> int:
+    """Pages that are neither free nor cached once nothing runs, waited for ten seconds at most."""
+    until = time.monotonic() + _SECONDS
     while True:
         stats = engine.stats()
         lost = stats.blocks_total - stats.blocks_free - stats.blocks_cached
@@ -23,10 +26,10 @@ async def pages_lost(engine: Engine, seconds: float = 10.0) -> int:
         await anyio.sleep(0.01)
 
 
-async def places_lost(engine: Engine, places: int, seconds: float = 10.0) -> int:
+async def places_lost(engine: Engine, places: int) -> int:
     """How many of as many requests as the engine holds are refused, though nobody asks for others.
     Waited for: a prompt that was left counts until the thread that tokenises it looks."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + _SECONDS
     while True:
         refused = await _refused(engine, places)
         if not refused or time.monotonic() > until:

@@ -97,7 +97,7 @@ async def measure_load(
         if not isinstance(model.runner, FakeRunner):
             raise BenchError("the model has no runner once it is open")
         cases = Cases(model.runner, seed, longest // 8, longest)
-        load = _Load(engine, cases, streams, rate, seed)
+        load = _SoakLoad(engine, cases, streams, rate, seed)
         async with _long_engine() as long_engine:
             return await load.run(long_engine, seconds, report)
 
@@ -127,7 +127,7 @@ class _Pace:
 
 
 @dataclass
-class _Load:
+class _SoakLoad:
     """The consumers and what they were given."""
 
     engine: Engine

@@ -26,10 +26,10 @@ def between_code(lanes: int) -> str:
 
     Sizes are above 0; `size` and `half` are multiples of `lanes`.
     """
-    return _Code("between", lanes).text()
+    return _BetweenCode("between", lanes).text()
 
 
-class _Code(Assembly):
+class _BetweenCode(Assembly):
     def text(self) -> str:
         self._root = self.declare("llvm.sqrt.f32", self.float, self.float)
         self._size = self.declare(f"llvm.fabs.v{self.lanes}f32", self.floats, self.floats)

@@ -43,10 +43,10 @@ def blocked_code(dtype: str, lanes: int) -> str:
     `dtype`, in blocks of `OUTPUTS` outputs and `block` bytes: float32 `[inputs, OUTPUTS]`, bfloat16
     `[inputs / 2, OUTPUTS, 2]`. `outputs` is a multiple of `OUTPUTS`, `inputs` of 4. `next` is 0.
     """
-    return _Code(dtype, lanes).text()
+    return _BlockedCode(dtype, lanes).text()
 
 
-class _Code(Assembly):
+class _BlockedCode(Assembly):
     def __init__(self, dtype: str, lanes: int) -> None:
         super().__init__("blocked", lanes, FIELDS)
         self._halves = dtype == "bfloat16"

@@ -60,10 +60,10 @@ def decode_code(dtype: str, head_dim: int, heads: int, lanes: int, scale: float)
     scratch_stride]` is `SPARE` wider than a span or the longest row. `started` and `next` are 0.
     `head_dim` is a multiple of `lanes`.
     """
-    return _Code(dtype, head_dim, heads, lanes, scale).text()
+    return _DecodeCode(dtype, head_dim, heads, lanes, scale).text()
 
 
-class _Code(Assembly):
+class _DecodeCode(Assembly):
     def __init__(self, dtype: str, head_dim: int, heads: int, lanes: int, scale: float) -> None:
         super().__init__("decode", lanes, FIELDS)
         self._dtype, self._bytes = dtype, _BYTES[dtype]

@@ -37,10 +37,10 @@ def laying_code() -> str:
 
     Outputs of `words` are a multiple of 4, of `awq` of 32.
     """
-    return _Code("laying", 4).text()
+    return _LayingCode("laying", 4).text()
 
 
-class _Code(Assembly):
+class _LayingCode(Assembly):
     def text(self) -> str:
         for width in (16, 8):
             for swapped in (False, True):

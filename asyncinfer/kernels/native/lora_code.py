@@ -49,10 +49,10 @@ def lora_code(dtype: str, lanes: int) -> str:
     `[slots, most_rank, outputs]` are of `dtype` and contiguous, `ranks` int32 `[slots]`, `sizes`
     int64 `[parts]`; `x` and `y` are float32, with strides in numbers. `next` is 0.
     """
-    return _Code(dtype, lanes).text()
+    return _LoraCode(dtype, lanes).text()
 
 
-class _Code(Assembly):
+class _LoraCode(Assembly):
     def __init__(self, dtype: str, lanes: int) -> None:
         super().__init__("lora", lanes, FIELDS)
         self._dtype, self._bytes = dtype, _BYTES[dtype]

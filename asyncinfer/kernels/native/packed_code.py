@@ -42,10 +42,10 @@ def packed_code(layout: Layout, host: Host, *, parallel: bool) -> str:
     itself to `y`, float32 or bfloat16 `[outputs, in]`, without the factor. Raises `RuntimeError`
     where the processor has no instruction for a code.
     """
-    return _Code(layout, host).text(parallel)
+    return _PackedCode(layout, host).text(parallel)
 
 
-class _Code(Blocks):
+class _PackedCode(Blocks):
     def __init__(self, layout: Layout, host: Host) -> None:
         super().__init__(layout, host)
         self._batch, self._rounds = host.batch, host.rounds

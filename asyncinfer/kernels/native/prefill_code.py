@@ -66,10 +66,10 @@ def prefill_code(head_dim: int, group: int, lanes: int, scale: float) -> str:
     and `next` are 0. Keys are taken `SPAN` at a time, by an online softmax (Milakov and Gimelshein,
     2018). `head_dim` is a multiple of `lanes`, `scale` above 0, and `group` at most `TILE`.
     """
-    return _Code(head_dim, group, lanes, scale).text()
+    return _PrefillCode(head_dim, group, lanes, scale).text()
 
 
-class _Code(Assembly):
+class _PrefillCode(Assembly):
     def __init__(self, head_dim: int, group: int, lanes: int, scale: float) -> None:
         super().__init__("prefill", lanes, FIELDS)
         self._head_dim, self._group, self._scale = head_dim, group, scale

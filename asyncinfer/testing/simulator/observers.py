@@ -88,7 +88,7 @@ class _OnDecode(WatchingObserver):
     thread: ClassVar[Literal["own", "decode"]] = "decode"
 
 
-class _Pausing(WatchingObserver):
+class _PausingObserver(WatchingObserver):
     """Others run while it is called, perhaps for long."""
 
     def observe(self, event: ObserverEvent) -> None:
@@ -96,12 +96,12 @@ class _Pausing(WatchingObserver):
         self._host.point(inside=self.thread == "decode")
 
 
-class _PausingOnDecode(_Pausing):
+class _PausingOnDecode(_PausingObserver):
     thread: ClassVar[Literal["own", "decode"]] = "decode"
     sound = False
 
 
-class _Raising(WatchingObserver):
+class _RaisingObserver(WatchingObserver):
     """Gives up in the middle."""
 
     sound = False
@@ -112,7 +112,7 @@ class _Raising(WatchingObserver):
             raise SystemExit
 
 
-class _RaisingOnDecode(_Raising):
+class _RaisingOnDecode(_RaisingObserver):
     thread: ClassVar[Literal["own", "decode"]] = "decode"
 
 
@@ -120,8 +120,8 @@ class _RaisingOnDecode(_Raising):
 OBSERVERS: Final[dict[str, Callable[[VirtualHost], WatchingObserver]]] = {
     "(watching)": WatchingObserver,
     "(watching on decode)": _OnDecode,
-    "(pausing)": _Pausing,
+    "(pausing)": _PausingObserver,
     "(pausing on decode)": _PausingOnDecode,
-    "(raising)": _Raising,
+    "(raising)": _RaisingObserver,
     "(raising on decode)": _RaisingOnDecode,
 }

@@ -21,7 +21,7 @@ __all__ = ["CACHE_POLICIES", "SCHEDULERS", "Plugins", "config_of"]
 Plugins: TypeAlias = Mapping[str, Any]
 
 
-class _Pausing(LRU):
+class _PausingPolicy(LRU):
     """Others run while it is called, perhaps for long."""
 
     def __init__(self, host: VirtualHost) -> None:
@@ -33,7 +33,7 @@ class _Pausing(LRU):
         super().released(block)
 
 
-class _Raising(LRU):
+class _RaisingPolicy(LRU):
     """Gives up in the middle."""
 
     def __init__(self, host: VirtualHost) -> None:
@@ -47,7 +47,7 @@ class _Raising(LRU):
         super().reused(block)
 
 
-class _Lying(LRU):
+class _LyingPolicy(LRU):
     """Names blocks that are not its own, and some twice."""
 
     def __init__(self, host: VirtualHost) -> None:
@@ -90,9 +90,9 @@ class _NonsenseScheduler:
 
 #: By the name that scenarios have for them.
 CACHE_POLICIES: Final[dict[str, Callable[[VirtualHost], EvictionPolicy]]] = {
-    "(pausing)": _Pausing,
-    "(raising)": _Raising,
-    "(lying)": _Lying,
+    "(pausing)": _PausingPolicy,
+    "(raising)": _RaisingPolicy,
+    "(lying)": _LyingPolicy,
 }
 SCHEDULERS: Final[dict[str, Callable[[VirtualHost], SchedulingPolicy]]] = {
     "(pausing)": _PausingScheduler,

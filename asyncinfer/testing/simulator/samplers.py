@@ -113,17 +113,17 @@ class _Drawing(_Moving):
     sampler = _Drawer
 
 
-class _Pausing(_Moving):
+class _PausingSampler(_Moving):
     commutes_with_speculation = False
     sampler = _PausingMover
 
 
-class _Raising(_Moving):
+class _RaisingSampler(_Moving):
     commutes_with_speculation = False
     sampler = _RaisingMover
 
 
-class _Lying(_Moving):
+class _LyingSampler(_Moving):
     draws = True
     commutes_with_speculation = False
     sampler = _LyingMover
@@ -138,15 +138,15 @@ SAMPLERS: Final[dict[str, tuple[Callable[[VirtualHost], _Moving], ...]]] = {
     "drawing": (_Drawing,),
     "counting, drawing": (_Counting, _Drawing),
     "moving, counting": (_Moving, _Counting),
-    "(pausing)": (_Pausing,),
-    "counting, (raising)": (_Counting, _Raising),
-    "(lying)": (_Lying,),
+    "(pausing)": (_PausingSampler,),
+    "counting, (raising)": (_Counting, _RaisingSampler),
+    "(lying)": (_LyingSampler,),
 }
 #: By plugin, part of what its requests are told.
 _FAILURES: Final = {
-    _Pausing: "sampler_timeout",
-    _Raising: "gives up",
-    _Lying: "out of range",
+    _PausingSampler: "sampler_timeout",
+    _RaisingSampler: "gives up",
+    _LyingSampler: "out of range",
 }
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Talk"]
 
 
-class _Part(NamedTuple):
+class _SpokenPart(NamedTuple):
     """A message, or what a consumer says."""
 
     tokens: tuple[int, ...]
@@ -38,10 +38,10 @@ class Talk:
         self.loop = loop
         self.scope = scope
         self._closed = False
-        self._parts: list[_Part] = []
-        #: Tokens that were computed, one sequence after another.
+        self._parts: list[_SpokenPart] = []
+        #: Computed tokens, one sequence after another.
         self._computed: list[tuple[int, ...]] = []
-        #: The consumer that speaks, until `ended` has dealt with its answer.
+        #: The consumer that speaks, until `ended` has handled its answer.
         self.consumer: Consumer | None = None
         self._asked: Ask | None = None
 
@@ -93,8 +93,8 @@ class Talk:
             said, drawn = messages[-1]["content"], consumer.tokens[0]
             hold("I15", said == consumer.texts[0], "{}: the session has {!r}", consumer, said)
             ended = drawn[-1:] == [EOS_ID]
-            self._parts.append(_Part(tuple(ask.prompt)))
-            self._parts.append(_Part(tuple(drawn[:-1] if ended else drawn), answer=True))
+            self._parts.append(_SpokenPart(tuple(ask.prompt)))
+            self._parts.append(_SpokenPart(tuple(drawn[:-1] if ended else drawn), answer=True))
             if drawn:
                 # The last token that was drawn is not computed.
                 self._computed.append((*prompt, *drawn[:-1]))
