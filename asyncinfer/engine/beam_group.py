@@ -15,7 +15,7 @@ from asyncinfer.structured_output import CONSTRAINTS
 
 __all__ = ["BEAM_SAMPLING", "Beam", "BeamGroup", "BeamOptions", "Candidate", "Hypothesis"]
 
-#: The sampling options that a beam search takes: those that limit what an answer may be.
+#: The sampling options that a beam search accepts: those that restrict the answer.
 BEAM_SAMPLING: Final = frozenset(
     (
         *("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "logit_bias"),
@@ -32,8 +32,8 @@ class BeamOptions:
     beams: int
     #: An answer's score is the sum of its logprobs over its number of tokens to this power.
     length_penalty: float = 1.0
-    #: True ends the search with as many answers as beams; False where the best beam, as it is, is
-    #: no better than the worst answer; "never" where it could not become so.
+    #: True ends the search with as many answers as beams; False once the best beam scores no better
+    #: than the worst answer; "never" once no beam could score better.
     early_stopping: bool | Literal["never"] = False
     #: Diverse beam search (Vijayakumar et al., 2018): beams are divided into so many groups.
     groups: int = 1
@@ -56,7 +56,7 @@ class BeamOptions:
         put(self, "diversity_penalty", penalty)
 
     def candidates(self, stop_ids: int) -> int:
-        """Tokens to look at after each beam, for a model with so many tokens that end a text."""
+        """How many tokens to look at after each beam, if so many tokens end a text."""
         # Enough for all beams to go on even if every token that ends a text is among the likeliest,
         # and every token that an earlier group takes is penalised.
         spare = self.beams if self.groups > 1 else 0

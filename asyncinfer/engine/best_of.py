@@ -11,7 +11,7 @@ __all__ = ["best_choices"]
 
 
 def best_choices(done: Completion, n: int, *, keep_logprobs: bool) -> Completion:
-    """The completion with its `n` answers of most logprob per token, the best first."""
+    """The completion with the `n` answers of the highest mean logprob per token, the best first."""
     scored = [_scored(choice, keep_logprobs) for choice in done.choices]
     scored.sort(key=lambda choice: -(choice.score or 0.0))
     best = tuple(dataclasses.replace(each, index=i) for i, each in enumerate(scored[:n]))

@@ -1,4 +1,4 @@
-"""`Chats`: from chat messages to a prompt, and to what reads the answers."""
+"""`Chats` renders chat messages to a prompt, and makes the readers of answers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from asyncinfer.tools.delimiters import Delimiters
 
 __all__ = ["Chats"]
 
-#: Names that `template_options` must not use: options of a request have them.
+#: Names of request options, which `template_options` must not use.
 _TAKEN: Final = ("messages", "add_generation_prompt", "tools")
 _PLAIN: Final = ChatOptions()
 
 
 class Chats:
-    """What an engine's model makes of chats. Immutable; safe from any thread."""
+    """An engine's chat template and tool format. Immutable; safe from any thread."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -83,8 +83,8 @@ class Chats:
         return tokenizer.encode_chat(text)
 
     def _after(self, messages: Sequence[Any], at: int, options: ChatOptions | None) -> str | None:
-        """The prompt from the end of the answer that is message `at`, the token that ends it
-        included; None where that cannot be told."""
+        """The prompt from the end of the answer that is message `at`, including the token that ends
+        it; None if that cannot be determined."""
         end = f"<end-{secrets.token_hex(8)}>"
         shown: list[Any] = [*messages]
         shown[at] = {"role": "assistant", **messages[at], "content": end}
@@ -102,8 +102,8 @@ class Chats:
         return text[first:]
 
     def reader(self, prompt: str, options: ChatOptions | None) -> MessageReader | None:
-        """What reads the answers to a prompt that `render` made; None where any answer is content
-        and nothing else."""
+        """The reader of answers to a prompt that `render` made; None if any answer is plain
+        content."""
         options = options or _PLAIN
         family = self.family
         if not options.tools and family.reasoning is None and family.calls is not None:
@@ -133,7 +133,7 @@ class Chats:
 
 
 def _readable(message: Any, write: Callable[[Any], Any]) -> Any:
-    """A message whose calls have arguments as a template takes them."""
+    """A message whose calls have arguments in the form that the template accepts."""
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     if not isinstance(calls, list):
         return message

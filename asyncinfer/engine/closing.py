@@ -1,4 +1,4 @@
-"""Closing an engine from an event loop, which is not kept waiting."""
+"""Closes an engine from an event loop, without blocking the loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncinfer.errors import EngineDead
 
 __all__ = ["close"]
 
-#: Seconds that a close waits for the step that runs, beyond the time it leaves to requests.
+#: Seconds that a close waits for the running step, beyond the time that requests get.
 CLOSE_GRACE = 10.0
 #: Seconds that a close waits for threads with nothing left to do, and between two looks at them.
 LAST_STEPS = 10.0
@@ -67,7 +67,7 @@ async def close(
 async def _end(
     frontend: Frontend, thread: DecodeThread, bridge: LoopBridge, clock: Callable[[], float]
 ) -> bool:
-    """Wait for what runs to end; whether the thread did."""
+    """Wait for everything that runs to end. Returns whether the thread ended."""
     # A cancelled task does not wait at all where the thread is done already.
     with anyio.CancelScope(shield=True):
         try:

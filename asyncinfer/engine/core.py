@@ -44,29 +44,29 @@ class Core:
         faults: Sequence[str] = (),
     ) -> None:
         self.loaded = loaded
-        #: Faults of plugins that the engine goes on without.
+        #: Faults of plugins without which the engine goes on.
         self.faults = faults
         self.runner = loaded.runner
         self.grammars = GrammarCompiler(loaded.tokenizer, loaded.runner.spec.vocab_size)
-        #: The adapters of a runner that takes any.
+        #: The adapters of a runner that supports any.
         self.adapters = AdapterRegistry(getattr(loaded.runner, "adapters", None))
         self.scheduler = scheduler
         self.requests = Requests(scheduler, config, admission, events)
         #: Tells observers; None without any.
         self.events = events
         self.inbox = Inbox()
-        #: When the turn that runs now began; None between turns. The watchdog reads it.
+        #: When the running turn began; None between turns. The watchdog reads it.
         self.turn_began: float | None = None
         self._admission = admission
         #: One per event loop; other threads add to it.
         self._bridges = bridges
         self._clock = clock
         self._pace = Pace(config.overlap, self.runner.spec.overlap)
-        #: Whether the engine closes, so that requests that arrive from now on come too late.
+        #: Whether the engine closes, so that new requests come too late.
         self._closing = False
         #: Answers that `_take` has taken over since `_publish` ran last.
         self._took = 0
-        #: What `snapshot` tells other threads of: a tuple that is replaced as a whole.
+        #: The counters that `snapshot` reads on other threads: a tuple that is replaced as a whole.
         self._published: tuple[SchedulerStats, dict[End, int]]
         self._publish()
 
@@ -97,7 +97,7 @@ class Core:
                 self._handle(command, argument, now)
         self.requests.expire(now, self._admission.drain_until)
         if self.requests.unflushed:
-            # Whoever is to be told of an end need not wait for the step.
+            # Consumers of ended requests need not wait for the step.
             self._publish()
             self._flush(now)
         self._compute(now, fresh=posted)
@@ -133,8 +133,8 @@ class Core:
         return self.adapters.complete(self._admission.complete(stats))
 
     def probe_loops(self) -> None:
-        """Look whether the event loops exist: a loop of paused streams alone is posted nothing.
-        Deliveries that an interrupt broke off go on."""
+        """Check whether the event loops exist: nothing is posted to a loop that has only paused
+        streams. Resumes deliveries that an interrupt broke off."""
         for bridge in self._bridges.copy().values():
             bridge.probe()
             bridge.redeliver()
@@ -261,7 +261,7 @@ class Core:
             self.requests.fail(output_of(sequence).request, now, error)
 
     def _commit(self, step: Step) -> None:
-        # A handle may refer to its step: the garbage collector alone would find the two.
+        # A handle may refer to its step: only the garbage collector would free both.
         handle, step.handle = step.handle, None
         result = self.runner.collect(handle)
         now = self._clock()
@@ -272,7 +272,7 @@ class Core:
         self.requests.deliver(step, result, now)
 
     def _publish(self) -> None:
-        # Twice in many steps, so an `EngineStats` is made where somebody asks for one.
+        # Twice per step, so an `EngineStats` is only made on demand.
         self._published = self.scheduler.stats(), self.requests.ends.copy()
         if self._took:
             self._admission.took(self._took)

@@ -1,4 +1,4 @@
-"""`GenerationDefaults`: how a model is sampled where a request does not say."""
+"""`GenerationDefaults`: a model's own sampling options, for requests that do not give any."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from asyncinfer.params import SamplingParams
 __all__ = ["GenerationDefaults", "generation_defaults"]
 
 _MOST_BYTES: Final = 16 << 20
-#: Options that mean nothing to a greedy request: naming one of them asks for sampling.
+#: Options without effect on a greedy request: naming one of them asks for sampling.
 _DRAWING: Final = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-#: Options that count in a greedy request, too.
+#: Options that take effect in a greedy request, too.
 _ALWAYS: Final = ("repetition_penalty",)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What a model's `generation_config.json` says."""
+    """The content of a model's `generation_config.json`."""
 
     #: Whether a request that names no sampling option takes the most likely tokens.
     greedy: bool = False
@@ -31,7 +31,7 @@ class GenerationDefaults:
 
     def params(self, named: Mapping[str, Any]) -> SamplingParams:
         """The options of a request that names these. Raises `InvalidRequest`, and `TypeError` for
-        a name that is no option."""
+        an unknown name."""
         if not self.greedy or _asks_for_sampling(named):
             return SamplingParams(**{**self.values, **named})
         plain = {name: value for name, value in self.values.items() if name in _ALWAYS}
@@ -59,7 +59,7 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
         except InvalidRequest as error:
             if samples or name in _ALWAYS:
                 raise ModelLoadError(str(error), file=str(path)) from error
-            # The hub ignores these options of a greedy model.
+            # Transformers ignores these options of a greedy model.
             continue
         if samples or not greedy:
             values[name] = value

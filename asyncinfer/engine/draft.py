@@ -1,4 +1,4 @@
-"""Opening the draft model of an engine."""
+"""Opens the draft model of an engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_draft(
     draft: ModelSource = named
     if not hasattr(named, "load"):
         draft = CheckpointSource(DRAFT_PATH if named == EMBEDDED else named, draft=True)
-    # A revision names one of the large model's repository.
+    # A revision belongs to the large model's repository.
     own = config.replace(draft=None, revision=None)
     if isinstance(source, CheckpointSource) and isinstance(draft, CheckpointSource):
         check_vocabulary(named, source.tokenizer(config), draft.tokenizer(own))
@@ -55,7 +55,7 @@ def _check_head(source: ModelSource, config: EngineConfig, head: Path) -> None:
 
 
 def check_vocabulary(named: object, model: Tokenizer, draft: Tokenizer) -> None:
-    """Raise `InvalidConfig` unless every token id stands for the same in both."""
+    """Raise `InvalidConfig` unless every token id means the same in both models."""
     other = model.difference(draft)
     if other is not None:
         token, ours, theirs = other

@@ -1,4 +1,4 @@
-"""`embed` and `score`: what a model makes of given texts."""
+"""`embed` and `score`, which compute prompts and generate nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Embeddings", "Score", "embed", "score"]
 
-#: Texts of one call, and requests of it at once.
+#: The most texts of one call, and its concurrent requests.
 MOST_TEXTS: Final = 4096
 AT_ONCE: Final = 64
 #: Sampling options of a request that computes its prompt and generates nothing.
@@ -44,7 +44,7 @@ SCORED: Final = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings:
-    """What `Engine.embed` gives."""
+    """The result of `Engine.embed`."""
 
     #: float32 `[texts, dimensions]`.
     vectors: npt.NDArray[np.float32]
@@ -54,17 +54,17 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What `Engine.score` gives for a continuation."""
+    """The result of `Engine.score` for one continuation."""
 
     token_ids: tuple[int, ...]
     #: Natural logarithms, of each token after the prompt and the tokens before it.
     logprobs: tuple[float, ...]
-    #: Whether every token is the likeliest at its place.
+    #: Whether every token is the most likely one at its place.
     greedy: bool
 
     @property
     def logprob(self) -> float:
-        """Of the whole continuation."""
+        """The logprob of the whole continuation."""
         return math.fsum(self.logprobs)
 
 

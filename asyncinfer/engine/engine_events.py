@@ -1,4 +1,4 @@
-"""`EngineEvents`: turns what happens to requests into events, for observers."""
+"""`EngineEvents` turns the lives of requests into events for observers."""
 
 from __future__ import annotations
 

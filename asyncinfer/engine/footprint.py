@@ -1,4 +1,4 @@
-"""Bytes of the host's memory that a request holds, worked out before the engine takes them.
+"""The bytes of host memory that a request holds, computed before the engine accepts it.
 
 Sizes are CPython's: a list has 8 bytes for each entry, and an integer above 256 is an object of
 28 bytes in 32.

@@ -1,4 +1,4 @@
-"""From a request's options for structured output to what its answers have to fit."""
+"""`Formats` makes matchers from a request's options for structured output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `Engine.health()` says."""
+"""The result of `Engine.health()`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncinfer.stats import EngineHealth
 
 __all__ = ["failed", "health_of"]
 
-#: Seconds after which a running step is told of, unless a quarter of `step_timeout` is less.
+#: Seconds after which a running step is reported, unless a quarter of `step_timeout` is less.
 SLOW: Final = 10.0
 
 

@@ -1,4 +1,4 @@
-"""`Hold` and `Pin`: what the prefix cache keeps before all else."""
+"""`Hold` and `Pin` keep blocks in the prefix cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends an answer, or its reasoning, early: made of a request's options for each answer."""
+"""What ends an answer, or its reasoning, early: made for each answer from a request's options."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["reasoning_of", "text_stop"]
 
 
 def text_stop(params: SamplingParams, stop: tuple[str, ...]) -> TextStop | None:
-    """What looks for the stop strings and expressions of one answer; None without any. `stop` are
-    the strings as they stand in the text that comes."""
+    """Searches one answer for stop strings and expressions; None without any. `stop` are the
+    strings in the form in which they appear in the text."""
     strings = StopStrings(stop, include=params.include_stop) if stop else None
     if not params.stop_regex:
         return strings
@@ -25,7 +25,7 @@ def text_stop(params: SamplingParams, stop: tuple[str, ...]) -> TextStop | None:
 def reasoning_of(
     params: SamplingParams, tokenizer: Tokenizer, prompt_ids: Sequence[int], buffer: int
 ) -> Reasoning | None:
-    """What keeps the thinking budget of one answer; None without one. Raises `InvalidRequest`."""
+    """Enforces the thinking budget of one answer; None without one. Raises `InvalidRequest`."""
     if params.thinking_budget is None:
         return None
     opening, closing = params.thinking_tags

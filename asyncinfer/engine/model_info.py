@@ -1,4 +1,4 @@
-"""`ModelInfo`: what an embedder may know of a model."""
+"""`ModelInfo`: the public facts about a model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class ModelInfo:
     max_context: int
     #: The largest token id, plus one.
     vocab_size: int
-    #: What it computes in, such as "float32"; "auto" for a model without tensors.
+    #: The dtype that it computes in, such as "float32"; "auto" for a model without tensors.
     dtype: str
-    #: How weights and KV are held, as the engine was told: `EngineConfig.weights`, `kv`.
+    #: The formats of weights and KV, as configured: `EngineConfig.weights`, `kv`.
     weights: str
     kv: str
     #: Whether prompts may be chat messages.
     has_chat_template: bool
-    #: How it writes tool calls: the name of a family, "json" where its template knows no tools.
+    #: The format of its tool calls: the name of a family, "json" if its template knows no tools.
     tool_format: str
     #: Whether its answers may begin with reasoning.
     has_reasoning: bool

@@ -38,21 +38,21 @@ class RequestOptions:
     #: Tokens held for a slow consumer before `on_full` applies.
     buffer: int
     on_full: OnFull
-    #: What the answer is expected to be: text, or token ids; None without.
+    #: The expected answer: text, or token ids; None without.
     prediction: str | tuple[int, ...] | None = None
     #: Name of a LoRA adapter, which is looked up when the request gets its place.
     adapter: str | None = None
-    #: Tokens of a chunk; the first token has one of its own.
+    #: Tokens of a chunk; the first token is sent alone.
     stream_interval: int = 1
-    #: What concerns chats alone; None for the defaults.
+    #: Options of chats; None for the defaults.
     chat: ChatOptions | None = None
-    #: The request is a beam search.
+    #: Options of a beam search; None for other requests.
     search: BeamOptions | None = None
-    #: The conversation that the request belongs to.
+    #: The request's conversation.
     conversation: Conversation | None = None
     #: How many prompt tokens, from the second on, need no logprob though later ones do.
     scored: int = 0
-    #: What the prompt's embedding is made of; None: none is wanted.
+    #: How the prompt's embedding is pooled; None: none is wanted.
     pooling: Pooling | None = None
 
     def __post_init__(self) -> None:

@@ -17,9 +17,9 @@ class LoopDetector:
         self._tokens = tokens
         self._times = times
         self._count = 0
-        #: By token: where it lies among the last `tokens` ones, in order.
+        #: By token: its places among the last `tokens` ones, in order.
         self._places: dict[int, deque[int]] = {}
-        #: By distance: how many of the last tokens in a row equal the one so far before them.
+        #: By distance: how many of the last tokens in a row equal the token that far before them.
         self._runs: dict[int, int] = {}
 
     def push(self, token: int) -> bool:

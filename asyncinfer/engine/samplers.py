@@ -1,4 +1,4 @@
-"""From `SamplingParams.sampler` to the parameters of plugins, before any state exists."""
+"""Resolves `SamplingParams.sampler` to the parameters of plugins, before any state exists."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def resolve_samplers(params: SamplingParams) -> tuple[tuple[SamplerPlugin, str],
 
 
 def _is_list(chosen: object) -> bool:
-    """Whether it is a list of samplers, and not a pair of a name and its arguments."""
+    """Whether it is a list of samplers, not a pair of a name and its arguments."""
     match chosen:
         case tuple((_, Mapping())):
             return False

@@ -19,11 +19,11 @@ from asyncinfer.telemetry import emit
 
 __all__ = ["DecodeThread"]
 
-#: Seconds between looks at whether anybody is left to work for.
+#: Seconds between looks whether anybody is left to work for.
 LOOK_EVERY = 0.5
 #: Only a prompt that takes this many seconds waits for others: the wait is a fiftieth of that.
 LONG_PROMPT = 0.05
-#: Seconds that leaving the interpreter waits for the step that runs.
+#: How long leaving the interpreter waits for the running step.
 EXIT_TIMEOUT = 2.0
 
 
@@ -126,7 +126,7 @@ class DecodeThread:
 
     @property
     def alive(self) -> bool:
-        """Whether one of the threads runs. The decode thread may hang, and be nobody's."""
+        """Whether one of the threads runs. A hanging decode thread may belong to nobody."""
         threads = (self._thread, self._watching)
         return any(thread is not None and thread.is_alive() for thread in threads)
 

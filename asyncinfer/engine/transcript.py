@@ -1,4 +1,4 @@
-"""`Transcript`: what a consumer has taken of a stream, and the `Completion` made of it."""
+"""`Transcript` records what a consumer has taken of a stream, and makes the `Completion`."""
 
 from __future__ import annotations
 

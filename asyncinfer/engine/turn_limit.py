@@ -1,4 +1,4 @@
-"""`TurnLimits`: how many requests are submitted in one turn of an event loop."""
+"""`TurnLimits` bounds the requests submitted in one turn of an event loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _TurnLimit:
     """The limit of one event loop. Used on that loop only."""
 
     def __init__(self, bridge: LoopBridge, on_idle: Callable[[], object]) -> None:
-        """`on_idle` is called after a turn of the loop in which nobody submitted."""
+        """`on_idle` is called after a turn of the loop without a submission."""
         self._bridge = bridge
         self._on_idle = on_idle
         self._passed = 0

@@ -1,4 +1,4 @@
-"""`Watchdog`: keeps the engine's promises while a step runs, however long it takes."""
+"""`Watchdog` keeps deadlines and closes on time while a step runs, however long that takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Watchdog"]
 
 #: Seconds that the decode thread has to end a request in time itself, in order with its tokens.
 GRACE: Final = 0.02
-#: Seconds between two looks at the decode thread, at most.
+#: The most seconds between two looks at the decode thread.
 LOOK_EVERY: Final = 1.0
 #: How long a close waits for a call into a plugin, and the time between two looks at that call. A
 #: step of the model may take longer: its memory is in use.

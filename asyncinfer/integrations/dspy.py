@@ -67,7 +67,7 @@ class _Shared:
         self._engine = engine
         self._options = dict(options or {})
 
-    def _asked(self, request: lm15.Request) -> dict[str, Any]:
+    def _merged(self, request: lm15.Request) -> dict[str, Any]:
         """The options of one request: its own take precedence over those of all requests."""
         return {**self._options, **options_of(request)}
 
@@ -79,14 +79,14 @@ class DSPyEngine(_Shared):
         """The whole answer. Raises errors of `dspy.lm15`."""
         engine = self._blocking()
         with _translated():
-            done = engine.generate(chat_of(request), **self._asked(request))
+            done = engine.generate(chat_of(request), **self._merged(request))
             return response(engine, done)
 
     def stream(self, request: lm15.Request) -> Iterator[lm15.StreamEvent]:
         """The events of an answer. Raises as `complete` does."""
         engine = self._blocking()
         events = Events(engine.model.name)
-        with _translated(), engine.stream(chat_of(request), **self._asked(request)) as stream:
+        with _translated(), engine.stream(chat_of(request), **self._merged(request)) as stream:
             for chunk in stream:
                 yield from events.of(chunk)
             yield events.end(stream.usage)
@@ -107,7 +107,7 @@ class AsyncDSPyEngine(_Shared):
         """The whole answer. Raises errors of `dspy.lm15`."""
         engine = self._awaited()
         with _translated():
-            done = await engine.generate(chat_of(request), **self._asked(request))
+            done = await engine.generate(chat_of(request), **self._merged(request))
             return response(engine, done)
 
     async def stream(self, request: lm15.Request) -> AsyncIterator[lm15.StreamEvent]:
@@ -115,7 +115,7 @@ class AsyncDSPyEngine(_Shared):
         engine = self._awaited()
         events = Events(engine.model.name)
         with _translated():
-            async with engine.stream(chat_of(request), **self._asked(request)) as stream:
+            async with engine.stream(chat_of(request), **self._merged(request)) as stream:
                 async for chunk in stream:
                     for event in events.of(chunk):
                         yield event

@@ -139,7 +139,7 @@ class ChatAsyncInfer(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         return self._result(
-            self._blocking().generate(chat_messages(messages), **self._asked(stop, kwargs))
+            self._blocking().generate(chat_messages(messages), **self._merged(stop, kwargs))
         )
 
     async def _agenerate(
@@ -150,7 +150,7 @@ class ChatAsyncInfer(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         return self._result(
-            await self._awaited().generate(chat_messages(messages), **self._asked(stop, kwargs))
+            await self._awaited().generate(chat_messages(messages), **self._merged(stop, kwargs))
         )
 
     def _stream(
@@ -160,7 +160,7 @@ class ChatAsyncInfer(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        options = self._asked(stop, kwargs, streamed=True)
+        options = self._merged(stop, kwargs, streamed=True)
         reason = None
         with self._blocking().stream(chat_messages(messages), **options) as stream:
             for chunk in stream:
@@ -175,7 +175,7 @@ class ChatAsyncInfer(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        options = self._asked(stop, kwargs, streamed=True)
+        options = self._merged(stop, kwargs, streamed=True)
         reason = None
         async with self._awaited().stream(chat_messages(messages), **options) as stream:
             async for chunk in stream:
@@ -206,7 +206,7 @@ class ChatAsyncInfer(BaseChatModel):
             **self.options,
         }
 
-    def _asked(
+    def _merged(
         self, stop: list[str] | None, named: dict[str, Any], streamed: bool = False
     ) -> dict[str, Any]:
         """The options of one request: those of the call before those of the model."""

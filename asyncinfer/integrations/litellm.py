@@ -66,14 +66,14 @@ class LiteLLMProvider(CustomLLM):
         self, *, model: str, messages: list[Any], optional_params: dict[str, Any], **named: Any
     ) -> ModelResponse:
         with _translated(model):
-            asked = self._asked(model, messages, optional_params, named)
+            asked = self._request(model, messages, optional_params, named)
             return _response(model, await asked.engine.generate(asked.chat, **asked.options))
 
     def completion(
         self, *, model: str, messages: list[Any], optional_params: dict[str, Any], **named: Any
     ) -> ModelResponse:
         with _translated(model):
-            asked = self._asked(model, messages, optional_params, named)
+            asked = self._request(model, messages, optional_params, named)
             engine = self._blocking(asked)
             return _response(model, engine.generate(asked.chat, **asked.options))
 
@@ -81,7 +81,7 @@ class LiteLLMProvider(CustomLLM):
         self, *, model: str, messages: list[Any], optional_params: dict[str, Any], **named: Any
     ) -> AsyncIterator[Any]:
         with _translated(model):
-            asked = self._asked(model, messages, optional_params, named)
+            asked = self._request(model, messages, optional_params, named)
             events = _Chunks(model)
             async with asked.engine.stream(asked.chat, **asked.options) as stream:
                 async for chunk in stream:
@@ -93,7 +93,7 @@ class LiteLLMProvider(CustomLLM):
         self, *, model: str, messages: list[Any], optional_params: dict[str, Any], **named: Any
     ) -> Iterator[Any]:
         with _translated(model):
-            asked = self._asked(model, messages, optional_params, named)
+            asked = self._request(model, messages, optional_params, named)
             events = _Chunks(model)
             with self._blocking(asked).stream(asked.chat, **asked.options) as stream:
                 for chunk in stream:
@@ -114,7 +114,7 @@ class LiteLLMProvider(CustomLLM):
             found, options = self._embedded(model, optional_params)
             return _vectors(model, self._blocking(found).embed(input, **options))
 
-    def _asked(
+    def _request(
         self, name: str, messages: list[Any], params: dict[str, Any], named: dict[str, Any]
     ) -> _Asked:
         """A request in the engine's terms. Raises `InvalidRequest`, and `HttpError` for an unknown

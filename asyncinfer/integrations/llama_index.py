@@ -77,16 +77,16 @@ class LlamaIndexLLM(FunctionCallingLLM):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return whole(self._blocking().generate(chat_messages(messages), **self._asked(kwargs)))
+        return whole(self._blocking().generate(chat_messages(messages), **self._merged(kwargs)))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         chat = chat_messages(messages)
-        return whole(await self._awaited().generate(chat, **self._asked(kwargs)))
+        return whole(await self._awaited().generate(chat, **self._merged(kwargs)))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        stream = self._blocking().stream(chat_messages(messages), **self._asked(kwargs))
+        stream = self._blocking().stream(chat_messages(messages), **self._merged(kwargs))
 
         def responses() -> ChatResponseGen:
             answer = Answer()
@@ -100,7 +100,7 @@ class LlamaIndexLLM(FunctionCallingLLM):
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        stream = self._awaited().stream(chat_messages(messages), **self._asked(kwargs))
+        stream = self._awaited().stream(chat_messages(messages), **self._merged(kwargs))
 
         async def responses() -> ChatResponseAsyncGen:
             answer = Answer()
@@ -165,7 +165,7 @@ class LlamaIndexLLM(FunctionCallingLLM):
             messages.append(user_msg)
         asked: dict[str, Any] = {"messages": messages, **kwargs}
         if tools:
-            asked["tools"] = [_told(tool) for tool in tools]
+            asked["tools"] = [_tool_schema(tool) for tool in tools]
             asked["parallel_tool_calls"] = allow_parallel_tool_calls
             if tool_required:
                 asked.setdefault("tool_choice", "required")
@@ -179,12 +179,12 @@ class LlamaIndexLLM(FunctionCallingLLM):
             return self.engine
         raise TypeError("an Engine is awaited (achat); for chat and complete take a SyncEngine")
 
-    def _asked(self, named: dict[str, Any]) -> dict[str, Any]:
+    def _merged(self, named: dict[str, Any]) -> dict[str, Any]:
         """The options of one request: those of the call take precedence over those of the model."""
         return {**self.options, **named}
 
 
-def _told(tool: BaseTool) -> dict[str, Any]:
+def _tool_schema(tool: BaseTool) -> dict[str, Any]:
     """A tool in the engine's form. LlamaIndex does not say that a function takes only the arguments
     in its schema."""
     made: dict[str, Any] = tool.metadata.to_openai_tool(True)

@@ -23,7 +23,7 @@ __all__ = [
     "ParallelLayer",
     "SublayerOnly",
     "added",
-    "beside",
+    "added_attention",
     "fed",
     "followed",
     "gated",
@@ -178,7 +178,7 @@ def gated(layer: FeedForward, gate: Callable[[torch.Tensor], torch.Tensor]) -> F
     return both
 
 
-def beside(first: Attention, second: Attention) -> Attention:
+def added_attention(first: Attention, second: Attention) -> Attention:
     """The sum of both layers' outputs for the same input."""
 
     def both(x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:

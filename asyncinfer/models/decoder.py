@@ -53,14 +53,14 @@ class Decoder:
         weights: WeightSource,
         max_context: int | None = None,
         storage: str = "plain",
-        beside: HeadWeights | None = None,
+        drafting_head: HeadWeights | None = None,
     ) -> None:
         """
         Args:
             weights: gives each tensor of `tensor_table(config)` by name, in the table's order.
             max_context: length of the longest sequence; None: `config.max_context`.
             storage: format of the layers' matrices; embedding and head stay as they are.
-            beside: a drafting head, for which `config` has a place; None: there is none.
+            drafting_head: weights for which `config` has a place; None: there is none.
         """
         self.config = config
         weights = arranged(config, weights)
@@ -93,9 +93,9 @@ class Decoder:
         self.captures: tuple[int, ...] = ()
         #: Called after each layer of a pass.
         self.between_layers: Callable[[], None] | None = None
-        if beside is not None:
+        if drafting_head is not None:
             self.predictor = Eagle3Head(
-                beside,
+                drafting_head,
                 layer=config.num_layers,
                 embedding=embedding,
                 head=self.head,
@@ -252,11 +252,11 @@ class Decoder:
             if group.layers and self._alike:
                 attends |= dict.fromkeys(group.layers, begin_attention(group, batch, self._scale))
             elif group.layers:
-                attends.update(self._apart(group, batch))
+                attends.update(self._attends_by_variant(group, batch))
         return attends
 
-    def _apart(self, kv: KVCache, batch: DeviceBatch) -> dict[int, Attend]:
-        """`_attends` for one cache, in a model that is not `_alike`."""
+    def _attends_by_variant(self, kv: KVCache, batch: DeviceBatch) -> dict[int, Attend]:
+        """`_attends` for one cache of a model that is not `_alike`."""
         head, most = self.predictor, self.config.indexed
         if isinstance(head, Eagle3Head) and head.layer in kv.layers:
             return dict.fromkeys(kv.layers, begin_attention(kv, batch, head.scale))

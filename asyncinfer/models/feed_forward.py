@@ -84,7 +84,7 @@ class FeedForwardBuilder:
             shared = gated(shared, gate)
         return added(mixture, shared)
 
-    def beside(
+    def with_experts(
         self, experts: ExpertsConfig, name: str, mlp_norm: Norm, mlp: FeedForward
     ) -> FeedForward:
         """`mlp` and its norm, which `build` has made, with experts in parallel."""

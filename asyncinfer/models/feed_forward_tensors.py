@@ -14,88 +14,88 @@ __all__ = ["feed_forward_tensors"]
 
 
 def feed_forward_tensors(
-    config: ModelConfig, layer: int, theirs: str
+    config: ModelConfig, layer: int, stored: str
 ) -> Iterator[tuple[str, Packed]]:
-    """The tensors of one layer, whose names begin with `theirs` in the checkpoint."""
+    """The tensors of one layer, whose names begin with `stored` in the checkpoint."""
     experts = config.layer_experts(layer)
     if not config.layer(layer).feed_forward:
         return
     if experts is None or experts.beside:
-        yield from _mlp(config, layer, theirs)
+        yield from _mlp(config, layer, stored)
     if experts is None:
         return
     if experts.beside:
-        for ours in ("norm", "out_norm", "dense_norm"):
-            name = f"{theirs}{getattr(config.names, f'expert_{ours}')}.weight"
-            yield f"experts.{ours}", one_tensor(name, config.hidden_size)
-    yield from _router(config, experts, theirs)
-    yield from _experts(config, experts, theirs)
-    yield from _shared(config, experts, theirs)
+        for part in ("norm", "out_norm", "dense_norm"):
+            name = f"{stored}{getattr(config.names, f'expert_{part}')}.weight"
+            yield f"experts.{part}", one_tensor(name, config.hidden_size)
+    yield from _router(config, experts, stored)
+    yield from _experts(config, experts, stored)
+    yield from _shared(config, experts, stored)
 
 
-def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Packed]]:
+def _mlp(config: ModelConfig, layer: int, stored: str) -> Iterator[tuple[str, Packed]]:
     names, hidden, inner = config.names, config.hidden_size, config.layer_intermediate(layer)
     up = (inner, inner) if config.gated_mlp else (inner,)
-    yield from linear_tensors(config, theirs, "mlp.up", names.up, up, hidden, config.mlp_bias)
+    yield from linear_tensors(config, stored, "mlp.up", names.up, up, hidden, config.mlp_bias)
     with_weights = learned(config.activation)
     if with_weights is not None:
         for index, (name, shape) in enumerate(with_weights.weights):
-            yield f"mlp.activation.{index}", one_tensor(theirs + name, *shape)
+            yield f"mlp.activation.{index}", one_tensor(stored + name, *shape)
     down = (names.down,), (hidden,), inner, config.mlp_bias
-    yield from linear_tensors(config, theirs, "mlp.down", *down)
+    yield from linear_tensors(config, stored, "mlp.down", *down)
 
 
 def _router(
-    config: ModelConfig, experts: ExpertsConfig, theirs: str
+    config: ModelConfig, experts: ExpertsConfig, stored: str
 ) -> Iterator[tuple[str, Packed]]:
     names, hidden = config.names, config.hidden_size
     if experts.router_norm:
-        yield "experts.router_norm", one_tensor(theirs + names.router_norm, hidden)
+        yield "experts.router_norm", one_tensor(stored + names.router_norm, hidden)
     router = (names.router,), (experts.count,), hidden, experts.router_bias
-    yield from linear_tensors(config, theirs, "experts.router", *router)
+    yield from linear_tensors(config, stored, "experts.router", *router)
     if experts.expert_scale:
-        yield "experts.scale", one_tensor(theirs + names.expert_scale, experts.count)
+        yield "experts.scale", one_tensor(stored + names.expert_scale, experts.count)
     if experts.shared_gate:
         gate = (names.shared_gate,), (1,), hidden, False
-        yield from linear_tensors(config, theirs, "experts.shared_gate", *gate)
+        yield from linear_tensors(config, stored, "experts.shared_gate", *gate)
     if experts.correction:
         # float32, since scores may differ by less than a 16-bit step.
-        pieces = one_tensor(theirs + names.correction, experts.count).pieces
+        pieces = one_tensor(stored + names.correction, experts.count).pieces
         yield "experts.correction", Packed(pieces, "float32")
 
 
 def _experts(
-    config: ModelConfig, experts: ExpertsConfig, theirs: str
+    config: ModelConfig, experts: ExpertsConfig, stored: str
 ) -> Iterator[tuple[str, Packed]]:
     names, hidden, size = config.names, config.hidden_size, experts.intermediate_size
-    for ours, parts, outputs, inputs in (
+    for name, parts, outputs, inputs in (
         ("experts.up", names.expert_up, size, hidden),
         ("experts.down", (names.expert_down,), hidden, size),
     ):
         if "{}" not in parts[0]:
-            outputs *= 2 if ours == "experts.up" and config.gated_mlp else 1
+            outputs *= 2 if name == "experts.up" and config.gated_mlp else 1
             (part,) = parts
             shape = (outputs, inputs) if names.expert_outputs_first else (inputs, outputs)
-            yield f"{ours}.weight", one_tensor(theirs + part, experts.count, *shape)
+            yield f"{name}.weight", one_tensor(stored + part, experts.count, *shape)
             if experts.bias:
-                yield f"{ours}.bias", one_tensor(f"{theirs}{part}_bias", experts.count, outputs)
+                yield f"{name}.bias", one_tensor(f"{stored}{part}_bias", experts.count, outputs)
             continue
-        if len(parts) == 1 and ours == "experts.up" and config.gated_mlp:
+        if len(parts) == 1 and name == "experts.up" and config.gated_mlp:
             outputs *= 2
-        each = [theirs + part.format(number) for number in range(experts.count) for part in parts]
+        each = [stored + part.format(number) for number in range(experts.count) for part in parts]
         pieces = tuple(Piece(f"{part}.weight", (outputs, inputs)) for part in each)
-        yield f"{ours}.weight", Packed(pieces)
+        yield f"{name}.weight", Packed(pieces)
         if experts.bias:
-            yield f"{ours}.bias", Packed(tuple(Piece(f"{part}.bias", (outputs,)) for part in each))
+            yield f"{name}.bias", Packed(tuple(Piece(f"{part}.bias", (outputs,)) for part in each))
 
 
 def _shared(
-    config: ModelConfig, experts: ExpertsConfig, theirs: str
+    config: ModelConfig, experts: ExpertsConfig, stored: str
 ) -> Iterator[tuple[str, Packed]]:
     names, size = config.names, experts.shared_size
     if size:
         sizes = (size, size) if config.gated_mlp else (size,)
         up = names.shared_up, sizes, config.hidden_size, config.mlp_bias
-        yield from linear_tensors(config, theirs, "shared.up", *up)
+        yield from linear_tensors(config, stored, "shared.up", *up)
         down = (names.shared_down,), (config.hidden_size,), size, config.mlp_bias
-        yield from linear_tensors(config, theirs, "shared.down", *down)
+        yield from linear_tensors(config, stored, "shared.down", *down)

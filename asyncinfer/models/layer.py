@@ -24,7 +24,7 @@ from asyncinfer.layers import (
     SublayerOnly,
     WithPerLayerInput,
     activation,
-    beside,
+    added_attention,
     fed,
     followed,
     fused_gate,
@@ -93,7 +93,7 @@ class LayerBuilder:
             mlp = self._feed_forward.build(index, name)
         experts = config.layer_experts(index)
         if mlp is not None and experts is not None and experts.beside:
-            mlp = self._feed_forward.beside(experts, name, norms.pop("mlp_norm"), mlp)
+            mlp = self._feed_forward.with_experts(experts, name, norms.pop("mlp_norm"), mlp)
         attention = attention and scaled(attention, config.residual_scale)
         mlp = mlp and scaled(mlp, config.residual_scale)
         if attention is None:
@@ -144,7 +144,7 @@ class LayerBuilder:
         if not layer.attends:
             return mixed
         attention = self._attention.build(index, f"{name}.attention")
-        return attention if mixed is None else beside(mixed, attention)
+        return attention if mixed is None else added_attention(mixed, attention)
 
     def _fuses(self, index: int) -> bool:
         """Whether `FusedLayer` can compute the layer and its kernels run on this device."""

@@ -76,9 +76,9 @@ def load_model(
     with _opened(folder, device, dtype, progress, storage, predictor) as (config, weights):
         if head is None:
             return Decoder(config, weights, max_context, storage)
-        with _head_opened(head, config, torch.device(device), dtype, progress) as beside:
-            config = with_head(config, beside.config)
-            return Decoder(config, weights, max_context, storage, beside)
+        with _head_opened(head, config, torch.device(device), dtype, progress) as drafting_head:
+            config = with_head(config, drafting_head.config)
+            return Decoder(config, weights, max_context, storage, drafting_head)
 
 
 def outline_model(
@@ -98,9 +98,9 @@ def outline_model(
     with _opened(folder, device, dtype, None, storage, predictor, reads=False) as (config, weights):
         if head is None:
             return Decoder(config, weights, max_context, storage)
-        with _head_opened(head, config, torch.device("meta"), dtype, None) as beside:
-            config = with_head(config, beside.config)
-            return Decoder(config, weights, max_context, storage, beside)
+        with _head_opened(head, config, torch.device("meta"), dtype, None) as drafting_head:
+            config = with_head(config, drafting_head.config)
+            return Decoder(config, weights, max_context, storage, drafting_head)
 
 
 def load_weights(
@@ -252,11 +252,11 @@ def _moved(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
     names = config.names
     if names.mlp_modules is None:
         return config
-    ours, other = (f"{module}." for module in names.mlp_modules)
-    if any(f".{ours}" in name for name in checkpoint.tensors):
+    first, second = (f"{module}." for module in names.mlp_modules)
+    if any(f".{first}" in name for name in checkpoint.tensors):
         return config
-    up = tuple(name.replace(ours, other) for name in names.up)
-    names = replace(names, up=up, down=names.down.replace(ours, other))
+    up = tuple(name.replace(first, second) for name in names.up)
+    names = replace(names, up=up, down=names.down.replace(first, second))
     return replace(config, names=names)
 
 

@@ -12,8 +12,8 @@ __all__ = ["linear_tensors", "norm_tensors", "one_tensor"]
 
 def linear_tensors(
     config: ModelConfig,
-    theirs: str,
-    ours: str,
+    stored: str,
+    name: str,
     parts: tuple[str, ...],
     outputs: tuple[int, ...],
     inputs: int,
@@ -21,10 +21,10 @@ def linear_tensors(
 ) -> Iterator[tuple[str, Packed]]:
     # Some checkpoints hold all parts in one tensor.
     sizes = outputs if len(parts) > 1 else (sum(outputs),)
-    pieces = [(theirs + part, size) for part, size in zip(parts, sizes, strict=True)]
+    pieces = [(stored + part, size) for part, size in zip(parts, sizes, strict=True)]
     turned = config.names.transposed
     yield (
-        f"{ours}.weight",
+        f"{name}.weight",
         Packed(
             tuple(
                 Piece(f"{part}.weight", (inputs, n) if turned else (n, inputs))
@@ -33,15 +33,15 @@ def linear_tensors(
         ),
     )
     if bias:
-        yield f"{ours}.bias", Packed(tuple(Piece(f"{part}.bias", (n,)) for part, n in pieces))
+        yield f"{name}.bias", Packed(tuple(Piece(f"{part}.bias", (n,)) for part, n in pieces))
 
 
-def norm_tensors(config: ModelConfig, ours: str, theirs: str) -> dict[str, Packed]:
+def norm_tensors(config: ModelConfig, name: str, stored: str) -> dict[str, Packed]:
     if not config.norm_weight:
         return {}
-    table = {f"{ours}.weight": one_tensor(f"{theirs}.weight", config.hidden_size)}
+    table = {f"{name}.weight": one_tensor(f"{stored}.weight", config.hidden_size)}
     if config.norms_have_bias:
-        table[f"{ours}.bias"] = one_tensor(f"{theirs}.bias", config.hidden_size)
+        table[f"{name}.bias"] = one_tensor(f"{stored}.bias", config.hidden_size)
     return table
 
 

@@ -43,21 +43,21 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
         table["positions"] = one_tensor(f"{prefix}{names.positions}.weight", learned, hidden)
     if config.per_layer_inputs:
         size = config.num_layers * config.per_layer_inputs
-        for ours, name, shape in (
+        for part, name, shape in (
             ("embedding", names.per_layer_embedding, (vocab, size)),
             ("projection.weight", names.per_layer_projection, (size, hidden)),
             ("norm", names.per_layer_norm, (config.per_layer_inputs,)),
         ):
-            table[f"per_layer.{ours}"] = one_tensor(f"{prefix}{name}.weight", *shape)
+            table[f"per_layer.{part}"] = one_tensor(f"{prefix}{name}.weight", *shape)
     for layer in range(config.num_layers):
-        theirs = f"{prefix}{names.layers}.{layer}."
+        stored = f"{prefix}{names.layers}.{layer}."
         if names.predictor is not None and config.predicts and layer == config.num_layers - 1:
-            theirs = f"{names.predictor.prefix}{names.predictor.layer}"
+            stored = f"{names.predictor.prefix}{names.predictor.layer}"
             table |= _predictor(config, names.predictor, f"layers.{layer}.predictor")
         for name, packed in (
-            *_attention(config, layer, theirs),
-            *feed_forward_tensors(config, layer, theirs),
-            *_after(config, theirs),
+            *_attention(config, layer, stored),
+            *feed_forward_tensors(config, layer, stored),
+            *_after(config, stored),
         ):
             table[f"layers.{layer}.{name}"] = packed
     table |= norm_tensors(config, "norm", f"{prefix}{names.norm}")
@@ -68,98 +68,98 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
     return table
 
 
-def _attention(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Packed]]:
+def _attention(config: ModelConfig, layer: int, stored: str) -> Iterator[tuple[str, Packed]]:
     names, hidden, own = config.names, config.hidden_size, config.layer(layer)
     head_dim = config.layer_kv(layer).head_dim
     q, kv = config.num_heads * head_dim, config.layer_kv(layer).num_kv_heads * head_dim
     queries = 2 * q if config.attention_gate else q
     for name in block_norms(config, layer):
-        yield from norm_tensors(config, name, theirs + getattr(names, name)).items()
+        yield from norm_tensors(config, name, stored + getattr(names, name)).items()
 
     mixer = config.layer(layer).mixer
     if mixer is not None:
-        yield from mixer_tensors(config, mixer, theirs)
+        yield from mixer_tensors(config, mixer, stored)
     if not config.layer(layer).attends:
         return
     if config.latent is not None:
-        yield from _latent(config, config.latent, theirs)
+        yield from _latent(config, config.latent, stored)
         return
     # A layer may have queries alone, or no values.
     parts = 1 if own.shares_kv is not None else 2 if own.keys_as_values else 3
     qkv = names.qkv[:parts], (queries, kv, kv)[:parts], hidden, config.qkv_bias
-    yield from linear_tensors(config, theirs, "attention.qkv", *qkv)
+    yield from linear_tensors(config, stored, "attention.qkv", *qkv)
     yield from linear_tensors(
-        config, theirs, "attention.out", (names.out,), (hidden,), q, config.out_bias
+        config, stored, "attention.out", (names.out,), (hidden,), q, config.out_bias
     )
     if config.qk_norm is not None and config.qk_norm_weighted and own.qk_norm:
         sizes = (head_dim, head_dim) if config.qk_norm != "projection" else (q, kv)
         norms = (("q_norm", names.q_norm, sizes[0]), ("k_norm", names.k_norm, sizes[1]))
-        for ours, name, size in norms[: 1 if own.shares_kv is not None else 2]:
-            yield f"attention.{ours}", one_tensor(f"{theirs}{name}.weight", size)
+        for part, name, size in norms[: 1 if own.shares_kv is not None else 2]:
+            yield f"attention.{part}", one_tensor(f"{stored}{name}.weight", size)
     if config.sinks:
-        yield "attention.sinks", one_tensor(theirs + names.sinks, config.num_heads)
+        yield "attention.sinks", one_tensor(stored + names.sinks, config.num_heads)
 
 
-def _latent(config: ModelConfig, latent: LatentConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
+def _latent(config: ModelConfig, latent: LatentConfig, stored: str) -> Iterator[tuple[str, Packed]]:
     names, hidden, heads = config.names, config.hidden_size, config.num_heads
     bias = config.qkv_bias
     last, inputs = names.qkv[0], hidden
     if latent.query_rank is not None:
         last, inputs = names.query_up, latent.query_rank
         down = (names.query_down,), (inputs,), hidden, bias
-        yield from linear_tensors(config, theirs, "attention.query_down", *down)
-        yield "attention.query_norm", one_tensor(f"{theirs}{names.query_norm}.weight", inputs)
+        yield from linear_tensors(config, stored, "attention.query_down", *down)
+        yield "attention.query_norm", one_tensor(f"{stored}{names.query_norm}.weight", inputs)
         if latent.indexer is not None:
-            yield from _indexer(config, latent.indexer, inputs, theirs)
+            yield from _indexer(config, latent.indexer, inputs, stored)
     queries = heads * (latent.plain + latent.rotated)
-    yield from linear_tensors(config, theirs, "attention.query", (last,), (queries,), inputs, False)
+    yield from linear_tensors(config, stored, "attention.query", (last,), (queries,), inputs, False)
     down = (names.kv_down,), (latent.kv_rank + latent.rotated,), hidden, bias
-    yield from linear_tensors(config, theirs, "attention.kv_down", *down)
-    yield "attention.kv_norm", one_tensor(f"{theirs}{names.kv_norm}.weight", latent.kv_rank)
+    yield from linear_tensors(config, stored, "attention.kv_down", *down)
+    yield "attention.kv_norm", one_tensor(f"{stored}{names.kv_norm}.weight", latent.kv_rank)
     if len(names.kv_up) == 2:
-        keys, values = (f"{theirs}{name}.weight" for name in names.kv_up)
+        keys, values = (f"{stored}{name}.weight" for name in names.kv_up)
         yield "attention.key_up.weight", one_tensor(keys, heads, latent.kv_rank, latent.plain)
         yield "attention.value_up.weight", one_tensor(values, heads, latent.value, latent.kv_rank)
     else:
         up = names.kv_up, (heads * (latent.plain + latent.value),), latent.kv_rank, False
-        yield from linear_tensors(config, theirs, "attention.kv_up", *up)
+        yield from linear_tensors(config, stored, "attention.kv_up", *up)
     out = (names.out,), (hidden,), heads * latent.value, config.out_bias
-    yield from linear_tensors(config, theirs, "attention.out", *out)
+    yield from linear_tensors(config, stored, "attention.out", *out)
 
 
 def _indexer(
-    config: ModelConfig, indexer: IndexerConfig, inputs: int, theirs: str
+    config: ModelConfig, indexer: IndexerConfig, inputs: int, stored: str
 ) -> Iterator[tuple[str, Packed]]:
     names, hidden, size = config.names, config.hidden_size, indexer.size
     query = (names.index_query,), (indexer.heads * size,), inputs, False
-    yield from linear_tensors(config, theirs, "attention.index_query", *query)
+    yield from linear_tensors(config, stored, "attention.index_query", *query)
     key = (names.index_key,), (size,), hidden, False
-    yield from linear_tensors(config, theirs, "attention.index_key", *key)
+    yield from linear_tensors(config, stored, "attention.index_key", *key)
     for part in ("weight", "bias"):
-        yield f"attention.index_norm.{part}", one_tensor(f"{theirs}{names.index_norm}.{part}", size)
+        yield f"attention.index_norm.{part}", one_tensor(f"{stored}{names.index_norm}.{part}", size)
     # float32, since scores may differ by less than a 16-bit step.
-    weights = one_tensor(f"{theirs}{names.index_weights}.weight", indexer.heads, hidden)
+    weights = one_tensor(f"{stored}{names.index_weights}.weight", indexer.heads, hidden)
     yield "attention.index_weights", Packed(weights.pieces, "float32")
 
 
-def _predictor(config: ModelConfig, names: PredictorNames, ours: str) -> dict[str, Packed]:
+def _predictor(config: ModelConfig, names: PredictorNames, name: str) -> dict[str, Packed]:
     """Tensors of the layer that predicts a further token, besides those of every layer."""
     table: dict[str, Packed] = {}
     for part in ("token_norm", "hidden_norm", "norm"):
-        table |= norm_tensors(config, f"{ours}.{part}", f"{names.prefix}{getattr(names, part)}")
+        table |= norm_tensors(config, f"{name}.{part}", f"{names.prefix}{getattr(names, part)}")
     join = (names.join,), (config.hidden_size,), 2 * config.hidden_size, False
-    return table | dict(linear_tensors(config, names.prefix, f"{ours}.join", *join))
+    return table | dict(linear_tensors(config, names.prefix, f"{name}.join", *join))
 
 
-def _after(config: ModelConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
+def _after(config: ModelConfig, stored: str) -> Iterator[tuple[str, Packed]]:
     """Tensors that follow a layer's feed-forward part."""
     names, hidden, size = config.names, config.hidden_size, config.per_layer_inputs
     if size:
-        for ours, name, shape in (
+        for part, name, shape in (
             ("gate.weight", names.per_layer_gate, (size, hidden)),
             ("out.weight", names.per_layer_out, (hidden, size)),
             ("norm", names.per_layer_out_norm, (hidden,)),
         ):
-            yield f"per_layer.{ours}", one_tensor(f"{theirs}{name}.weight", *shape)
+            yield f"per_layer.{part}", one_tensor(f"{stored}{name}.weight", *shape)
     if config.layer_scale:
-        yield "scale", one_tensor(theirs + names.layer_scale, 1)
+        yield "scale", one_tensor(stored + names.layer_scale, 1)

@@ -27,7 +27,7 @@ class PlannedHead:
     others: int
 
     @classmethod
-    def beside(cls, model: ModelConfig, config_file: Path) -> tuple[ModelConfig, Self] | None:
+    def read(cls, model: ModelConfig, config_file: Path) -> tuple[ModelConfig, Self] | None:
         """The head that a `config.json` describes, and the model's config with a place for its KV;
         None if it describes no head. The head's tensors, where they are there, tell whether it has
         an embedding of its own. Raises `ModelLoadError`."""

@@ -114,13 +114,13 @@ def plan(
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
     path = resolve_config(model, revision=revision, offline=offline)
     config = _read(path)
-    beside: ModelConfig | PlannedHead | None = None
+    drafter: ModelConfig | PlannedHead | None = None
     if draft == PREDICTOR:
         config = with_predictor(config)
     elif draft is not None:
         file = resolve_config(draft, revision=None, offline=offline)
-        headed = PlannedHead.beside(config, file)
-        config, beside = headed or (config, _read(file))
+        headed = PlannedHead.read(config, file)
+        config, drafter = headed or (config, _read(file))
     return plan_config(
         config,
         gpu=gpu,
@@ -130,7 +130,7 @@ def plan(
         nominal=nominal,
         adapters=adapters,
         adapter_rank=adapter_rank,
-        draft=beside,
+        draft=drafter,
         state_interval=state_interval,
         stored=stored_types(path) if is_gguf(path) else (),
     )

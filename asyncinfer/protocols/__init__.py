@@ -1,4 +1,4 @@
-"""What a plugin implements."""
+"""The protocols that plugins implement."""
 
 from asyncinfer.params import check_integer, check_real
 from asyncinfer.protocols.eviction import (

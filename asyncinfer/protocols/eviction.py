@@ -25,8 +25,8 @@ __all__ = [
 
 EVICTION_PROTOCOL_VERSION = 1
 
-#: What a conversation does: it has an answer or waits for its user; it has called a tool, whose
-#: result it goes on with; nothing more is expected of it.
+#: The state of a conversation: it has an answer or waits for its user; it has called a tool and
+#: waits for the result; or it has ended.
 ConversationState = Literal["live", "waiting", "over"]
 
 
@@ -36,11 +36,11 @@ class BlockFields:
     """The fields of a `CachedBlock`, which the engine keeps current."""
 
     block: int
-    #: The block that holds the tokens before this one's, None at the root. May be gone already.
+    #: The block before this one in its prefix, None at the root. It may have been evicted already.
     parent: int | None
     #: Blocks before this one in its prefix, 0 at the root.
     depth: int
-    #: Tokens to compute again if it goes: those of this block.
+    #: Tokens to compute again if the block is evicted: those of this block.
     tokens: int
     #: The `cache_scope` of its request ("" is the shared one).
     scope: str
@@ -53,15 +53,15 @@ class BlockFields:
     children: int = 0
     #: Requests that reused it.
     uses: int = 0
-    #: Logical time of publication and of the last use: grows with every cache operation.
+    #: Logical time of publication and of the last use. It grows with every cache operation.
     created: int = 0
     last_use: int = 0
     #: Monotonic seconds of the last use.
     now: float = 0.0
-    #: What the conversations do that it belongs to: "waiting" if one of them is, else "live" if
-    #: one of them is, else "over"; None if it has never belonged to one.
+    #: The state of its conversations: "waiting" if one of them is, else "live" if one of them is,
+    #: else "over"; None if it never belonged to one.
     conversation: ConversationState | None = None
-    #: Conversations that it has belonged to: above 1 it is a beginning that they share.
+    #: How many conversations it has belonged to. Above 1 it is a beginning that they share.
     conversations: int = 0
 
 
@@ -94,15 +94,15 @@ class EvictionPolicy(Protocol):
         now on."""
 
     def reused(self, block: CachedBlock) -> None:
-        """A request hit the block (`uses` and `last_use` are already current). If it was
+        """A request hit the block, whose `uses` and `last_use` are current already. If it was
         evictable, it no longer is."""
 
     def removed(self, block: CachedBlock) -> None:
-        """The block left the cache, whoever decided it. Forget it."""
+        """The block left the cache, whoever decided that. Forget it."""
 
     def victims(self, count: int) -> Sequence[int]:
-        """Up to `count` evictable blocks to give up, first to go first; at least one if any is
-        evictable. The engine calls `removed` for each that it takes."""
+        """Up to `count` evictable blocks to evict, in that order; at least one if any is evictable.
+        The engine calls `removed` for each block that it evicts."""
 
 
 @runtime_checkable
@@ -111,8 +111,8 @@ class CapacityAware(Protocol):
     blocks."""
 
     def opened(self, capacity_blocks: int) -> None:
-        """The engine has so many blocks, cached ones and those that running requests fill
-        together. Called once, before any block is published; it may take a second."""
+        """The engine has so many blocks, for cached blocks and running requests together. Called
+        once, before any block is published; it may take a second."""
 
 
 @runtime_checkable
@@ -121,5 +121,5 @@ class ConversationAware(Protocol):
     `CachedBlock.conversation`."""
 
     def conversation_changed(self, block: CachedBlock) -> None:
-        """`conversation` of an evictable block is another one now. Of a block in use it is
+        """The `conversation` of an evictable block has changed. The field of a block in use is
         current when the block is released."""

@@ -1,4 +1,4 @@
-"""What a model family implements: how an architecture's `config.json` is read."""
+"""The protocol of model families, which read an architecture's `config.json`."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class ModelFamily(Protocol):
     """
 
     def read(self, architecture: str, values: Mapping[str, Any], file: str) -> Any:
-        """The shape of the decoder, an `asyncinfer.models.ModelConfig`, that `values`, the content
-        of `file`, describes. Raises `ModelLoadError` for what cannot be."""
+        """The shape of the decoder that `values`, the content of `file`, describes: an
+        `asyncinfer.models.ModelConfig`. Raises `ModelLoadError` for impossible values."""

@@ -62,8 +62,8 @@ class EngineOpened:
     time: float
     #: The folder or hub id, or the class of the model source.
     model: str
-    #: The counters as they are now, from any thread, without waiting; all zero once the engine is
-    #: gone.
+    #: Returns the current counters, from any thread, without waiting; all are zero once the engine
+    #: is gone.
     stats: Callable[[], EngineStats]
 
 
@@ -72,7 +72,7 @@ class EngineEnded:
     """The engine was closed, or died."""
 
     time: float
-    #: What it died of; None if it was closed.
+    #: Why it died; None if it was closed.
     cause: str | None = None
 
 
@@ -137,7 +137,7 @@ class RequestEnded:
     finish_reasons: tuple[str | None, ...] = ()
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
-    #: Class and message of the error that the consumer was given, if any.
+    #: Class and message of the consumer's error, if any.
     error: str | None = None
     message: str = ""
 
@@ -152,7 +152,7 @@ class StepTaken:
     query_tokens: int
     #: Answer tokens drawn.
     drawn_tokens: int
-    #: Seconds since the answer before, for each token that was not the first of its request.
+    #: Seconds since the last answer, for each token that was not the first of its request.
     gaps: tuple[float, ...] = ()
     #: Since the last one: masks made for tokens to be drawn under a format, and the seconds that
     #: took; tokens that their format left no choice for, and that were not drawn.
@@ -188,9 +188,9 @@ ObserverEvent: TypeAlias = (
 
 @runtime_checkable
 class Observer(Protocol):
-    """Is told of the events of one engine. A subclass inherits everything but `observe`."""
+    """Receives the events of one engine. A subclass inherits everything but `observe`."""
 
-    #: Whether it is told of `StepTaken`, which costs the decode thread some 0.2 us per token.
+    #: Whether it receives `StepTaken`, which costs the decode thread some 0.2 us per token.
     every_step: ClassVar[bool] = False
     #: "own": a thread that belongs to the observer. "decode": the decode thread, between two
     #: steps; there each call may take a millisecond. Time beyond that is a debt, which unused time
@@ -202,6 +202,6 @@ class Observer(Protocol):
         """Receive an event. Events are frozen, since all observers share them."""
 
     def close(self) -> None:
-        """The engine has ended and no event will come: give back what is held. Called once, on
-        the observer's thread, also for one that is not called any more for its faults."""
+        """The engine has ended and no event will follow: release all resources. Called once, on the
+        observer's thread, also for an observer that is called no more because of its faults."""
         return None

@@ -1,4 +1,4 @@
-"""What a proposer of drafts implements: an object that guesses how an answer goes on.
+"""The protocol of proposers, which guess how an answer continues.
 
 The engine computes the guessed tokens in one pass with the token before them, draws at each of
 their positions as it would have drawn anyway, and keeps the guesses that it has drawn. So a bad
@@ -23,9 +23,9 @@ PROPOSER_PROTOCOL_VERSION = 1
 
 
 class DraftRequest(Protocol):
-    """One answer, as a proposer sees it. It is the same object in every call for that answer."""
+    """One answer, as a proposer sees it: the same object in every call for that answer."""
 
-    #: What the proposer keeps of this answer between two calls, None at first. Nobody else reads
+    #: The proposer's own state for this answer between two calls, None at first. Nobody else reads
     #: it.
     state: Any
 
@@ -38,7 +38,7 @@ class DraftRequest(Protocol):
 
     @property
     def most(self) -> int:
-        """Tokens wanted at most, 1 or more."""
+        """The most tokens wanted, 1 or more."""
 
     @property
     def scope(self) -> str:
@@ -53,7 +53,7 @@ class DraftRequest(Protocol):
     def params(self) -> SamplingParams: ...
 
     def tokens(self, start: int = 0) -> list[int]:
-        """The tokens known from position `start` on: a copy."""
+        """A copy of the known tokens from position `start` on."""
 
 
 @runtime_checkable
@@ -62,9 +62,9 @@ class Proposer(Protocol):
 
     @abstractmethod
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]:
-        """A guess of the next tokens for each of these answers, in order. More than `most` are cut
-        off; an empty guess costs nothing."""
+        """A guess of the next tokens for each of these answers, in order. Tokens beyond `most` are
+        cut off; an empty guess costs nothing."""
 
     def end(self, request: DraftRequest) -> None:
-        """The answer ended, complete or not. The method need not do anything."""
+        """The answer ended, complete or not. May do nothing."""
         return None

@@ -1,4 +1,4 @@
-"""What a scheduling policy implements: which waiting request goes first, who is preempted."""
+"""The protocol of scheduling policies, which rank waiting requests and choose whom to preempt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 __all__ = ["SCHEDULING_PROTOCOL_VERSION", "RequestView", "SchedulingPolicy"]
 
 SCHEDULING_PROTOCOL_VERSION = 1
-#: Numbers in a rank.
+#: The most numbers in a rank.
 MOST_NUMBERS = 16
 
 
@@ -27,7 +27,7 @@ class RequestView:
     deadline: float | None = None
     #: Tokens of the prompt.
     prompt_len: int = 1
-    #: Times it gave its blocks back and had to wait again.
+    #: How often it was preempted: it gave its blocks back and had to wait again.
     preemptions: int = 0
 
 

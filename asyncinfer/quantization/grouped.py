@@ -38,7 +38,7 @@ class SeparateLinears:
     ) -> None:
         self._experts = [
             make_linear(part, None if bias is None else bias[expert], storage=storage)
-            for expert, part in enumerate(_apart(weight))
+            for expert, part in enumerate(_per_expert(weight))
         ]
         self._size = weight.shape[1]
 
@@ -52,7 +52,7 @@ class SeparateLinears:
         return out
 
 
-def _apart(weight: torch.Tensor | PackedWeight) -> Iterator[torch.Tensor | PackedWeight]:
+def _per_expert(weight: torch.Tensor | PackedWeight) -> Iterator[torch.Tensor | PackedWeight]:
     """The experts' weights. Floats are copied, so that the stacked weight is freed when a format
     replaces its parts; packed ones stay where they are, or are all converted at once."""
     for expert in range(weight.shape[0]):

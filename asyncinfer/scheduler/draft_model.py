@@ -80,7 +80,7 @@ class DraftModel:
         self._taken = 0
         self._steps = 0
         #: Whether the last draft computed more than the tokens that answers had gained.
-        self.behind = False
+        self.read_prompts = False
         #: The answers for which the last draft was computed but gave no tokens.
         self.failed: set[DraftRequest] = set()
 
@@ -92,7 +92,7 @@ class DraftModel:
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]:
         """The draft of each answer; empty where its prompt is still being read, or no page is
         left."""
-        self.behind = False
+        self.read_prompts = False
         self.failed = set()
         asked = set(requests)
         rows: list[_DraftRow] = []
@@ -149,7 +149,7 @@ class DraftModel:
         reading.update(next_key)
         missing = known - cached.computed
         # The last drafted token and the token that the answer then drew have no KV yet.
-        self.behind |= missing > 1 + len(drawn)
+        self.read_prompts |= missing > 1 + len(drawn)
         cached.drawn = []
         return _DraftRow(request, cached, min(missing, budget), draws if missing <= budget else 0)
 

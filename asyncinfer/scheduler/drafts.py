@@ -36,7 +36,7 @@ class Drafts:
                 drafters.append(sequence.drafter)
         if not drafters or room <= 0:
             return 0
-        step.behind = states.speculator.draft(
+        step.read_prompts = states.speculator.draft(
             drafters, step.decodes + len(rows), step.decodes + len(sequences)
         )
         return room

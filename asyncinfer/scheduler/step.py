@@ -120,7 +120,7 @@ class Step:
     #: Rows below this one go on with an answer: decode rows, and those of stepwise sequences.
     answers: int = 0
     #: Whether a draft model read prompts before this step, which took time.
-    behind: bool = False
+    read_prompts: bool = False
     #: What `StepRunner.launch` returned, for `collect`; None unless the step is in flight. The
     #: decode loop writes it.
     handle: object = None
@@ -143,7 +143,7 @@ class Step:
     @property
     def only_answers(self) -> bool:
         """Whether no tokens of a prompt are computed, so that its time is that of decoding."""
-        return self.answers == len(self.sequences) and not self.behind
+        return self.answers == len(self.sequences) and not self.read_prompts
 
     def first_draw(self, row: int) -> int:
         """Position of the first token that the row draws."""

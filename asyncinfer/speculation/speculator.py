@@ -24,7 +24,7 @@ class DraftingModel(Protocol):
     def name(self) -> str: ...
 
     @property
-    def behind(self) -> bool:
+    def read_prompts(self) -> bool:
         """Whether the last drafts took time for prompts, too."""
 
     @property
@@ -61,7 +61,7 @@ class Speculator:
         """Set the next draft of each drafter, or none; their `known` must be current. The step has
         `rows` decode rows and `draws` answers that get a token each. Returns whether a draft model
         read prompts, which takes longer than drafting."""
-        behind = False
+        read_prompts = False
         one_row = self.costs.cost(rows, draws)
         costs = {drafter: one_row.times(drafter.rows) for drafter in drafters}
         # One short draft tells the current cost of drafts, so that no method is off for good.
@@ -93,7 +93,7 @@ class Speculator:
                 for drafter, tokens in zip(asked, proposer.propose(views), strict=True):
                     put(drafter, proposer.name, tokens)
                 if self._model is not None and proposer is self._model:
-                    behind = self._model.behind
+                    read_prompts = self._model.read_prompts
                     for drafter, view in zip(asked, views, strict=True):
                         if view in self._model.failed:
                             drafter.rest(proposer.name)
@@ -103,7 +103,7 @@ class Speculator:
                 position, tokens = drafter.predicted
                 # Tokens that nobody drew may have been appended since the prediction.
                 drafter.put(drafter.predictor, tokens if position == len(drafter.known) else [])
-        return behind
+        return read_prompts
 
     def verified(self, drafter: Drafter, drafted: int, accepted: int) -> None:
         """Count a computed draft of `drafted` tokens, of which the first `accepted` were right."""

@@ -295,7 +295,7 @@ def test_an_answer_begins_with_what_others_showed() -> None:
 class Reading:
     """A model that reads a prompt for every draft."""
 
-    name, behind = "reading", True
+    name, read_prompts = "reading", True
     failed: frozenset[DraftRequest] = frozenset()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
