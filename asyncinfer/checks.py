@@ -67,7 +67,7 @@ class Frozen(dict[Any, Any]):
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest known name, if one is near."""
-    # Its time is the square of the length.
+    # The search takes time quadratic in the length.
     near = get_close_matches(name[:MOST_NEAR], [*known], n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -114,7 +114,7 @@ def running_threads(root: Path = Path("/")) -> int | None:
 
 
 def version(library: str) -> str | None:
-    """Its version; None where it is not installed."""
+    """The library's version; None where it is not installed."""
     try:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:

@@ -143,7 +143,7 @@ class _Group:
         self._keys = first * size + torch.arange(blocks * size, device=device)
         self._queries = start + queries
         self._window = window
-        #: Of one row: the index of the gathered key that its first query token has written.
+        #: For a single row: the index of the gathered key that its first query token has written.
         self._own = starts[0] - firsts[0] * size if len(rows) == 1 else None
 
     def tiles(self, heads: int) -> list[tuple[int, int]]:

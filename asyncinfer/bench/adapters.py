@@ -65,7 +65,7 @@ class AdapterResult:
 
     running: int
     ranks: tuple[int, ...]
-    #: Of all adapters, as they lie in memory.
+    #: Bytes of all adapters in memory.
     adapter_bytes: int
     turns: tuple[AdapterTurn, ...]
 

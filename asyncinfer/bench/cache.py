@@ -32,7 +32,7 @@ class CacheOptions:
     blocks: Sequence[int] = BLOCKS
     #: Tokens of an engine block; one stands for each block of the trace, whatever its size there.
     block_size: int = 16
-    #: Of all blocks, how many open conversations may pin.
+    #: The share of all blocks that open conversations may pin.
     pinned_share: float = 0.0
     #: Measure also what each policy costs by the number of blocks.
     growth: bool = False

@@ -55,9 +55,9 @@ class PluginResult:
     steps: Mapping[str, float]
     #: Tokens of an engine with so many observers of each kind.
     observers: Mapping[str, TokenCost]
-    #: Of `running` rows that are sampled by the chain alone.
+    #: Figures of `running` rows that the chain alone samples.
     bystanders: Mapping[str, float]
-    #: Of `rows` rows, by sampler.
+    #: Figures of `rows` rows, by sampler.
     samplers: Mapping[str, float]
     running: int
     rows: int

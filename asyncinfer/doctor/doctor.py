@@ -135,7 +135,7 @@ def _config(model: str | Path | None) -> tuple[ModelConfig, str]:
 
 
 def all_trials(config: ModelConfig) -> Iterator[Trial]:
-    """Those of this CPU, of each GPU with the model's own shapes, and of a whole engine."""
+    """The trials of this CPU, of each GPU at the model's own shapes, and of a whole engine."""
     yield from trials()
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         yield from _gpu_trials(config, torch.device("cuda", index))

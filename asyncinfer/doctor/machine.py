@@ -56,7 +56,7 @@ class Machine:
     #: Bytes; None where the system does not say.
     memory: int | None
     available_memory: int | None
-    #: Of those that matter to products, by the names that Linux gives them.
+    #: Instruction sets that matter to products, by Linux's names.
     instructions: tuple[str, ...]
     #: Processes that wanted a core, on average over the last minute; None where nobody counts.
     load: float | None

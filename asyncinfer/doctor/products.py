@@ -65,7 +65,7 @@ class _Matrix:
 
     @property
     def numbers(self) -> int:
-        """Of all of them that a step of one token reads."""
+        """Numbers of all these matrices that a step of one token reads."""
         return self.outputs * self.inputs * self.count * self.active
 
 
@@ -103,7 +103,7 @@ def read_bandwidth() -> float:
 
 
 def _matrices(config: ModelConfig) -> Iterator[_Matrix]:
-    """Those that a token is multiplied with, each shape once."""
+    """The matrices that a token is multiplied with, each shape once."""
     plain, of_experts = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     plain[config.vocab_size, config.hidden_size] += 1
     for name, packed in tensor_table(config).items():

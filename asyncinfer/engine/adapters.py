@@ -234,7 +234,7 @@ class _Load:
         except BaseException as error:
             self._fail(ModelLoadError(f"{type(error).__name__}: {error}"))
         self._source = None
-        # Whoever decided otherwise says so.
+        # If another caller has decided, it reports the outcome.
         if self._result is not None or self._open:
             self.done.set()
         if self._left:

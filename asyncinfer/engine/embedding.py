@@ -48,7 +48,7 @@ class Embeddings:
 
     #: float32 `[texts, dimensions]`.
     vectors: npt.NDArray[np.float32]
-    #: Of all texts together.
+    #: Prompt tokens of all texts together.
     prompt_tokens: int
 
 

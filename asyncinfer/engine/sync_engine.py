@@ -87,7 +87,7 @@ class SyncEngine:
 
     @property
     def config(self) -> EngineConfig:
-        """Its options."""
+        """The engine's options."""
         return self._engine.config
 
     @property

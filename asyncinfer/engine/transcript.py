@@ -188,7 +188,7 @@ class _Received:
         self.parser: MessageParser | None = None
         #: Texts that the parser has not read.
         self.unread: list[str] = []
-        #: Of each chunk that the parser gets, the characters and the tokens.
+        #: Characters and tokens of each chunk that the parser gets.
         self.sizes = array("q")
         self.counts = array("q")
         self.reasoning: list[str] = []

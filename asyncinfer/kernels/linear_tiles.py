@@ -49,7 +49,7 @@ _BYTES_ON_THEIR_WAY = 32 << 10
 _STAGED_BYTES = 96 << 10
 _MOST_SPLITS = 8
 _LEAST_STRETCH = 256
-#: Of a GEMV's program of one warp: 128 a lane.
+#: The most sums of a GEMV's program of one warp: 128 a lane.
 _MOST_SUMS = 4096
 
 

@@ -133,7 +133,7 @@ def _attention(shapes: TrialShapes, device: torch.device) -> Iterator[MeasuredCa
 def _attended(
     shapes: TrialShapes, device: torch.device, rows: int, length: int, tokens: int
 ) -> Callable[[], Callable[[ModuleType], torch.Tensor]]:
-    """Of `rows` rows with `length` keys and `tokens` query tokens each."""
+    """Attention of `rows` rows with `length` keys and `tokens` query tokens each."""
 
     def make() -> Callable[[ModuleType], torch.Tensor]:
         pages, dim = -(-length // _BLOCK), shapes.head_dim

@@ -96,7 +96,7 @@ def _faster(one: Callable[[], object], other: Callable[[], object], times: float
 
 
 def _least_seconds(*products: Callable[[], object]) -> list[float]:
-    """Of several calls of each, in turns: what disturbs one only makes it longer."""
+    """The least of several calls of each, in turns, since a disturbance only makes one longer."""
     least = [inf] * len(products)
     for _ in range(10):
         for index, product in enumerate(products):

@@ -32,10 +32,10 @@ class TrialShapes:
     kv_heads: int
     head_dim: int
     vocab: int
-    #: Of activations and weights, and of keys and values.
+    #: The dtype of activations and weights, and that of keys and values.
     dtype: torch.dtype
     kv_dtype: torch.dtype
-    #: Of quantised weights that kernels read.
+    #: Layouts of quantised weights that kernels read.
     layouts: tuple[WeightLayout, ...] = ()
 
 

@@ -40,8 +40,7 @@ def read_experts(
 
 
 def plain_layers(config: JsonReader, layers: int) -> set[int]:
-    """Those of so many layers that `decoder_sparse_step` and `mlp_only_layers` leave without
-    experts."""
+    """The layers that `decoder_sparse_step` and `mlp_only_layers` leave without experts."""
     every = config.integer("decoder_sparse_step", 1, 1 << 10, 1)
     plain = {layer for layer in range(layers) if (layer + 1) % every}
     if config.has("mlp_only_layers"):

@@ -33,7 +33,7 @@ class Llama4(Family):
     """Llama 4, text: chunked attention, experts beside a shared one."""
 
     model_type = "llama4_text"
-    #: That of layers without experts.
+    #: The width of layers without experts.
     keys: ClassVar = {_WIDTH: "intermediate_size_mlp"}
     defaults: ClassVar = {
         "vocab_size": 202_048,

@@ -178,7 +178,7 @@ class ExpertsConfig:
     #: Added to the sum of a token's weights where these are normalised, unless the scores are a
     #: softmax without groups, correction or scale.
     epsilon: float = 1e-20
-    #: Of "sparse-mixer": half the relative distance from the best logit within which others count.
+    #: For "sparse-mixer": half the relative distance from the best logit within which others count.
     jitter: float = 0.01
     #: `intermediate_size` of the shared expert, which every token takes; 0: there is none.
     shared_size: int = 0

@@ -76,8 +76,8 @@ class BlockEnds:
 
     @classmethod
     def of(cls, code: str, group: int, scales: torch.Tensor, offsets: torch.Tensor | None) -> Self:
-        """Those of scales and offsets `[..., out, groups]`, of numbers by `code`, as `Layout` names
-        it."""
+        """The ends for scales and offsets `[..., out, groups]`, of numbers by `code`, as `Layout`
+        names it."""
         # float16 holds scales that come in it.
         fits = scales.dtype is torch.float16
         # torch's rows of whole numbers of 4 bits have offsets.
@@ -123,12 +123,12 @@ def _factor(scales: torch.Tensor, offsets: torch.Tensor | None = None) -> float:
         most = sizes.max().item()
         least = torch.where(sizes > 0, sizes, math.inf).min().item()
     if offsets is not None:
-        # Of numbers some of which are NaN, the largest is.
+        # A NaN among the numbers makes the largest one NaN.
         most = torch.tensor([most, *map(abs, _bounds(offsets))]).max().item()
     if most <= _FLOAT16_MOST and least >= _FLOAT16_LEAST:
         return 1.0
     if not math.isfinite(most):
-        # Of a broken file: its groups stay without a number, and the others as they are.
+        # A broken file: its bad groups become NaN, and the others stay right.
         return 1.0
     # The largest scale or offset comes to lie between 2^14 and 2^15.
     return float(2.0 ** (math.floor(math.log2(most)) - 14))

@@ -84,7 +84,7 @@ class SamplingState:
         self.device = history.device
         self._table = options_table(slots)
         self._processors = LogitProcessors(vocab_size, history)
-        #: Those of the next step; see `TokenMasks.fill`.
+        #: The masks of the next step; see `TokenMasks.fill`.
         self.masks = self._processors.masks
         self._plugins = PluginSamplers(slots, vocab_size, history, timeout=sampler_timeout)
         self._chain = Chain(self._plugin_weights, self._race)

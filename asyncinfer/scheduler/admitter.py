@@ -141,7 +141,7 @@ class Admitter:
         are computed, and so is the last token, which draws the next one."""
         limit = len(sequence.tokens) - 1
         if sequence.pooling == "mean":
-            # Of cached tokens there are keys and values, but no hidden states.
+            # Cached tokens have keys and values, but no hidden states.
             return 0
         if sequence.prompt_logprobs is not None and sequence.scored < sequence.prompt_len - 1:
             limit = min(limit, sequence.scored)

@@ -18,7 +18,7 @@ class Counters:
     generated_tokens: int = 0
     #: Tokens of the prompts admitted; a prompt with `n` answers counts once.
     prompt_tokens: int = 0
-    #: Those of them that came from the prefix cache.
+    #: How many of these came from the prefix cache.
     cached_tokens: int = 0
     preemptions: int = 0
     #: Answers that took over their sibling's prompt (`n > 1`).

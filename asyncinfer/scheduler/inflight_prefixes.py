@@ -47,8 +47,8 @@ class InflightPrefixes:
                 self._leading[sequence.id] = key
 
     def ahead(self, sequence: Sequence, matched: int, limit: int) -> tuple[Sequence, int] | None:
-        """Who is computing the block after the `matched` cached ones, and how many tokens of it
-        (whole blocks, at most `limit`) the sequence can use; None if nobody is."""
+        """Which sequence computes the block after the `matched` cached ones, and how many of its
+        tokens (whole blocks, at most `limit`) the sequence can use; None if nobody is."""
         blocks = limit // self._block_size
         if matched >= min(blocks, len(sequence.keys)):
             return None

@@ -49,12 +49,12 @@ class SequenceStates:
         self.prefixes = InflightPrefixes(spec.block_size)
         self.prefilling: dict[int, Sequence] = {}
         self.decoding: dict[int, Sequence] = {}
-        #: Those that decode with one row in flight at a time: see `Sequence.stepwise`.
+        #: Sequences that decode with one row in flight at a time: see `Sequence.stepwise`.
         self.stepwise: dict[int, Sequence] = {}
-        #: Those of the running ones that have a guide, the one with the oldest row first.
+        #: Running sequences with a guide, the one with the oldest row first.
         self.paired: dict[int, Sequence] = {}
         self.paused: dict[int, Sequence] = {}
-        #: Those with a drafter that rests, wherever they are.
+        #: Sequences with a resting drafter, wherever they are.
         self.resting: dict[int, Sequence] = {}
         self.leaving: dict[int, Sequence] = {}
         #: Monotonic seconds, which `Scheduler` sets.
@@ -144,7 +144,7 @@ class SequenceStates:
             self._decoding(sequence)[sequence.id] = sequence
 
     def wake(self) -> None:
-        """Those that have rested for long enough go step by step again."""
+        """Sequences that have rested for long enough go step by step again."""
         for sequence in list(self.resting.values()):
             assert sequence.drafter is not None
             if sequence.total_known >= sequence.drafter.resting_until:

@@ -68,8 +68,8 @@ class PageChanges:
     grown: list[tuple[int, int, int]] = field(default_factory=list)
     #: `(source, target)` pages to copy whole before any row is computed (copy-on-write).
     copies: list[tuple[int, int]] = field(default_factory=list)
-    #: Of a state group, `(slot, tokens)`: the slot's last row had a draft that was wrong, and the
-    #: state goes back to what it was after so many tokens of the sequence. Before any copy.
+    #: For a state group, `(slot, tokens)`: the slot's last draft was partly wrong, and the state
+    #: goes back to what it was after so many tokens of the sequence. Before any copy.
     rewound: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -94,7 +94,7 @@ class Step:
     joins: list[Join] = field(default_factory=list)
     #: Tokens that were appended since the last step.
     forced: list[ForcedTokens] = field(default_factory=list)
-    #: Of each KV group; none at all where no table grows and nothing is copied.
+    #: Changes of each KV group; empty where no table grows and nothing is copied.
     groups: list[PageChanges] = field(default_factory=list)
     #: Rows that end with drafted tokens: row -> its draft, which follows all known tokens. The row
     #: draws at the position of each drafted token, and at the one after them.

@@ -45,7 +45,7 @@ class Plain:
         states = {}
         for name, engine in self._models.engines.items():
             found = engine.health()
-            # Whoever asks needs no key: they see no stack, nor what an exception said.
+            # Callers need no key, so they see neither a stack nor the text of an exception.
             reasons = [] if found.state == "dead" else [*found.reasons]
             states[name] = {"state": found.state, "reasons": reasons}
         serving = all(engine.health().serving for engine in self._models.engines.values())

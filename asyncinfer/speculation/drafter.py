@@ -17,7 +17,7 @@ __all__ = ["GRAMMAR", "MOST_DRAFTED", "PREDICTION", "AnswerView", "Drafter", "ex
 MOST_DRAFTED: Final = 32
 #: The method's name of drafts from the caller's own text.
 PREDICTION: Final = "prediction"
-#: That of drafts of what a format leaves no choice about.
+#: The method of drafts that an answer's format forces.
 GRAMMAR: Final = "grammar"
 #: The most tokens that the model predicts with one draw.
 _PREDICTED: Final = 5

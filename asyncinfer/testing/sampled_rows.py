@@ -45,7 +45,7 @@ class SampledRows:
             row["plugin"] = self._plugins.join(join.slot, join.samplers)
 
     def leave(self, slot: int) -> None:
-        """Whoever is in the slot leaves it, samplers or none."""
+        """The sequence in the slot leaves it, whether it has samplers or not."""
         self._table[slot] = np.zeros((), self._table.dtype)
         with torch.inference_mode():
             self._plugins.leave(slot)

@@ -49,7 +49,7 @@ class OverloadRun:
 class ImpatientRun:
     """`CALLERS` callers with prompts that take longer to tokenise than they wait."""
 
-    #: Of those that came at once: refused, and given up.
+    #: Of the requests that came at once: refused, and given up.
     refused: int
     gave_up: int
     #: Seconds until the first token of an ordinary prompt: alone, and right after the callers, who

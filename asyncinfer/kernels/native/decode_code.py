@@ -37,7 +37,7 @@ FIELDS = (
 #: head's sum and highest score so far, and the factor for earlier spans.
 SPARE = 32
 
-#: Of the pages' dtype: bytes of a number.
+#: Bytes of a number, by the dtype of the pages.
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

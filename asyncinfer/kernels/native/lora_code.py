@@ -37,7 +37,7 @@ FIELDS = (
 #: Rows of a thin matrix that are read at once, for one load of x or y.
 _BLOCK = 4
 
-#: Of a matrix's dtype: bytes of a number.
+#: Bytes of a number, by the dtype of a matrix.
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -217,8 +217,8 @@ def _negative(values: Sequence[int], packed: torch.Tensor) -> torch.Tensor:
 
 
 def _ends(below: torch.Tensor, scales: torch.Tensor) -> GroupEnds:
-    """Of `(number + below) * scale`; `below`, which is overwritten, and scales are `[groups,
-    out]`."""
+    """The ends for `(number + below) * scale`; `below`, which is overwritten, and scales are
+    `[groups, out]`."""
     return GroupEnds(scales.t(), below.mul_(scales).t())
 
 

@@ -61,7 +61,7 @@ class Life(World):
         self._next = actions
         self._finishing = False
         self._failure: Exception | None = None
-        #: Who is to go on, and how far.
+        #: Which actor goes on, and how far.
         self._resumed: tuple[Actor, int | None] | None = None
 
     def run(self) -> None:
