@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -12,7 +12,9 @@ import anyio
 from asyncinfer import Engine, EngineConfig, SamplingParams
 from asyncinfer.bench.gates import PATIENCE, Phase, StartingLine
 from asyncinfer.bench.record import BenchError
-from asyncinfer.testing import ClockedModel, FakeModel, Step
+from asyncinfer.plugins import Chosen
+from asyncinfer.protocols import Observer
+from asyncinfer.testing import ClockedModel, FakeModel, Step, Tokenizer
 
 __all__ = ["TokenCost", "measure_tokens", "staggered_prompt"]
 
@@ -33,7 +35,13 @@ class TokenCost:
     runner: float
 
 
-async def measure_tokens(running: int = 256, steps: int = 200, warmup: int = 20) -> TokenCost:
+async def measure_tokens(
+    running: int = 256,
+    steps: int = 200,
+    warmup: int = 20,
+    tokenizer: Tokenizer | None = None,
+    observers: Sequence[Chosen[Observer]] = (),
+) -> TokenCost:
     """Decode `running` streams in lock-step: each consumer holds its chunk before the next one is
     made, as behind a real device, whose step outlasts the host's work. So every token pays for a
     wake-up of its own.
@@ -42,7 +50,7 @@ async def measure_tokens(running: int = 256, steps: int = 200, warmup: int = 20)
     answer = warmup + steps + 4
     gate = _LockStep(running, warmup, steps)
     blocks = running * ((48 + answer) // 16 + 2)
-    model = ClockedModel(FakeModel(blocks=blocks, strict=False, gate=gate))
+    model = ClockedModel(FakeModel(blocks=blocks, strict=False, gate=gate, tokenizer=tokenizer))
     gate.clock = lambda: model.seconds
     params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
 
@@ -52,7 +60,12 @@ async def measure_tokens(running: int = 256, steps: int = 200, warmup: int = 20)
             async for chunk in stream:
                 gate.hold(len(chunk.token_ids))
 
-    config = EngineConfig(max_running=running, max_requests=running, max_step_tokens=64 * running)
+    config = EngineConfig(
+        max_running=running,
+        max_requests=running,
+        max_step_tokens=64 * running,
+        observers=observers,
+    )
     async with Engine(model, config=config) as engine, anyio.create_task_group() as tasks:
         for index in range(running):
             tasks.start_soon(consume, index)

@@ -107,10 +107,11 @@ def load_weights(
     folder: str | Path,
     device: torch.device | str,
     dtype: torch.dtype,
+    progress: OnProgress | None = None,
 ) -> dict[str, torch.Tensor]:
     """The tensors of the decoder by the names of `tensor_table`, before a device lays them out for
     its matrix products. Raises as `load_model` does."""
-    with _opened(folder, device, dtype, None, "floats") as (config, weights):
+    with _opened(folder, device, dtype, progress, "floats") as (config, weights):
         return {name: as_tensor(weights(name)) for name in tensor_table(config)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Final
 
 import anyio
 
@@ -11,12 +10,10 @@ from asyncinfer import AsyncInferError, Engine
 
 __all__ = ["pages_lost", "places_lost"]
 
-_SECONDS: Final = 10.0
-
 
 async def pages_lost(engine: Engine) -> int:
     """Pages that are neither free nor cached once nothing runs, waited for ten seconds at most."""
-    until = time.monotonic() + _SECONDS
+    until = time.monotonic() + 10.0
     while True:
         stats = engine.stats()
         lost = stats.blocks_total - stats.blocks_free - stats.blocks_cached
@@ -29,7 +26,7 @@ async def pages_lost(engine: Engine) -> int:
 async def places_lost(engine: Engine, places: int) -> int:
     """How many of as many requests as the engine holds are refused, though nobody asks for others.
     Waited for: a prompt that was left counts until the thread that tokenises it looks."""
-    until = time.monotonic() + _SECONDS
+    until = time.monotonic() + 10.0
     while True:
         refused = await _refused(engine, places)
         if not refused or time.monotonic() > until:
