@@ -6,8 +6,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
 __all__ = ["TOKEN_BYTES", "PackedTokens"]
 
 TOKEN_BYTES: Final = 4
@@ -51,6 +49,9 @@ class PackedTokens:
                 return at // TOKEN_BYTES
             # The bytes match, but not where a token begins.
             low, high = (low, at + len(needle) - 1) if last else (at + 1, high)
+        # Late: an import of the engine brings no numpy.
+        import numpy as np
+
         tokens = np.frombuffer(self._data, np.int32)[start:end]
         alike = np.ones(max(0, len(tokens) - len(run) + 1), bool)
         for place, token in enumerate(run):

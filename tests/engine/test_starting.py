@@ -228,10 +228,10 @@ async def test_a_prompt_that_there_is_no_thread_for_counts_as_refused(
 ) -> None:
     start = Threads.start
 
-    def refused(self: Threads, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
+    def refused(self: Threads, worker: Worker) -> Handle:
         if worker.name == "asyncinfer-intake":
             raise RuntimeError("can't start new thread")
-        return start(self, worker, check)
+        return start(self, worker)
 
     monkeypatch.setattr(Threads, "start", refused)
     async with open_engine() as engine:
