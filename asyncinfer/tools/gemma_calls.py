@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from asyncinfer.bounds import MAX_SCHEMA_DEPTH
-from asyncinfer.tools.argument_types import arguments_of, is_text, resolved, text_rule
+from asyncinfer.tools.argument_types import arguments_of, as_json, is_text, resolved, text_rule
 from asyncinfer.tools.delimiters import Delimiters
 from asyncinfer.tools.json_calls import nowhere
 from asyncinfer.tools.lark import Unheld, joined, json_rule
@@ -76,7 +76,7 @@ class GemmaCalls:
             yield from source.before(",}]", parts.append)
             if not (yield from source.next()):
                 return False
-            out.arguments(_bare("".join(parts)))
+            out.arguments(as_json("".join(parts).strip(), None))
             return True
         if depth > _DEEPEST:
             return False
@@ -179,13 +179,3 @@ class _Rules:
             parts.append((f"{value}_k", required))
         self._rules.extend(joined(f"{name}_o", parts, ","))
         return f'{name}: "{{" {name}_o "}}"'
-
-
-def _bare(text: str) -> str:
-    """A number or a name as JSON."""
-    text = text.strip()
-    try:
-        json.loads(text, parse_constant=int)
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    return text

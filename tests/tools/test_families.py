@@ -10,7 +10,7 @@ from tool_transcripts import MESSAGES, SYNTAXES, Reading, Said, family_named, to
 
 from asyncinfer.chunk import ToolCallDelta
 from asyncinfer.text import Tokenizer
-from asyncinfer.tools import families
+from asyncinfer.tools import families, python_calls
 from asyncinfer.tools.delimiters import Delimiters
 from asyncinfer.tools.families import family_of
 from asyncinfer.tools.output import Output
@@ -135,6 +135,37 @@ def test_a_value_that_json_has_not_is_a_text(name: str, value: str) -> None:
     call = SYNTAXES[name].write((("save", {"share": 2.5}),)).replace("2.5", value)
     ((_, _, arguments),) = reading.parse(reading.marked(call))[2]
     assert "share" in json.loads(arguments, parse_constant=refused)
+
+
+def the_argument(name: str, value: str) -> object:
+    """What a call's argument says that the model writes as `value`."""
+    reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]))
+    call = SYNTAXES[name].write((("save", {"share": 2.5}),)).replace("2.5", value)
+    ((_, _, arguments),) = reading.parse(reading.marked(call))[2]
+    return json.loads(arguments)["share"]
+
+
+def test_python_is_parsed_up_to_a_bound() -> None:
+    """An event loop parses it: an f-string of 300,000 characters kept it for six seconds."""
+    longest = f"['{'a' * (python_calls.MOST_PARSED - 4)}']"
+    assert the_argument("llama-python", longest) == [longest[2:-2]]
+    longer = longest.replace("a", "aa", 1)
+    assert the_argument("llama-python", longer) == longer
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_one_string_of_python_has_a_bound_of_its_own(quote: str) -> None:
+    """A file may be an argument."""
+    inside = "\\x41\\\\ü" * (python_calls.MOST_IN_STRING // 7)
+    said = inside.replace("\\x41", "A").replace("\\\\", "\\")
+    assert the_argument("llama-python", f"{quote}{inside}{quote}") == said
+    longer = f"{quote}{inside}{inside}{quote}"
+    assert the_argument("llama-python", longer) == longer
+
+
+@pytest.mark.parametrize("name", ["gemma", "function-gemma", "llama-python"])
+def test_a_name_of_python_is_a_value(name: str) -> None:
+    assert [the_argument(name, value) for value in ("True", "None")] == [True, None]
 
 
 def test_reasoning_that_the_prompt_opened_is_read() -> None:
