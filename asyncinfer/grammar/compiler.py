@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.grammar.counters import GrammarCounters
@@ -30,6 +30,7 @@ MOST_KEPT: Final = 256
 MOST_KEPT_CHARS: Final = 1 << 22
 #: Threads that fill masks.
 MOST_THREADS: Final = 8
+_UNSPELLED: Final = "no tokens of this model spell text that has to come"
 #: Bounds of the work of one matcher, all counted and none timed. The largest schema that they and
 #: `MAX_GRAMMAR_CHARS` allow takes half a second, most take a millisecond. A mask takes 20 ms at
 #: most. A state of a lexer takes some 2 kB.
@@ -131,12 +132,16 @@ class GrammarCompiler:
             self._kept_chars -= len(dropped.text)
 
     def _compile(self, library: _Library, form: AnswerFormat) -> LLMatcher:
+        for choice in json.loads(form.text) if form.kind == "choice" else ():
+            # Its error would come in the middle of the answer that draws it.
+            if not library.special.isdisjoint(self._tokenizer.encode_inner(choice)):
+                raise InvalidRequest("choice", choice, _UNSPELLED)
         start = library.matcher(grammar_text(form, self._tokenizer.special_id))
         if why := library.problem(start):
-            field, shown = form.kind, _shown(why)
+            field, size = form.kind, Size(f"{len(form.text)} characters")
             if form.kind == "json_schema":
                 field += _place(form, library)
-            raise InvalidRequest(field, Size(f"{len(form.text)} characters"), shown)
+            raise InvalidRequest(field, form.text if field == "regex" else size, _shown(why))
         return start
 
 
@@ -146,6 +151,8 @@ class _Library:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, marked: frozenset[int]) -> None:
         from llguidance import LLExecutor, LLParserLimits
 
+        #: Tokens that spell no text.
+        self.special = marked.union(tokenizer.special_ids, tokenizer.eos_ids)
         self.tokenizer: LLTokenizer = grammar_tokenizer(tokenizer, vocab_size, marked)
         self.executor: LLExecutor = LLExecutor(min(MOST_THREADS, os.cpu_count() or 1))
         self.limits: LLParserLimits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
@@ -166,18 +173,23 @@ class _Library:
         probe = start.deep_copy()
         mask = np.frombuffer(probe.compute_bitmask(), np.int32)
         first = allowed_ids(mask, self.tokenizer.vocab_size)
-        if not probe.is_error() and first.size:
-            probe.consume_token(int(first[-1]))
-        return reason(probe) if probe.is_error() else ""
+        unspelled = _unspelled(start)
+        if not probe.is_error() and first.size and probe.consume_token(int(first[-1])):
+            unspelled = unspelled or _unspelled(probe)
+        return _UNSPELLED if unspelled else reason(probe) if probe.is_error() else ""
+
+
+def _unspelled(state: LLMatcher) -> bool:
+    """Whether the text that has to come next has none but a special token."""
+    forced = [] if state.is_error() else state.compute_ff_tokens()
+    return bool(forced) and state.validate_tokens(forced) < len(forced)
 
 
 def _place(form: AnswerFormat, library: _Library) -> str:
     """The place of an error within a schema."""
-
-    def error_of(schema: Any) -> str:
-        return library.problem(library.matcher(json_grammar(schema)))
-
-    return place_of_error(json.loads(form.text), error_of)
+    return place_of_error(
+        json.loads(form.text), lambda one: library.problem(library.matcher(json_grammar(one)))
+    )
 
 
 def _shown(why: str) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncinfer import InvalidRequest, RequestFailed, SamplingParams
+from asyncinfer import EngineConfig, InvalidRequest, RequestFailed, SamplingParams
 from asyncinfer.grammar import GrammarCompiler, Matcher, allowed_ids, fill_masks, mask_words, texts
 from asyncinfer.structured_output import AnswerFormat
+from asyncinfer.testing import FakeModel
 from asyncinfer.text import Tokenizer
 
 VOCAB = 258
@@ -83,6 +84,25 @@ def test_choices_are_whole_strings(compiler: GrammarCompiler) -> None:
         assert fits(compiler, "choice", json.dumps(choices), choice.encode())
     for other in ("y", "yess", "no", ""):
         assert not fits(compiler, "choice", json.dumps(choices), other.encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "shown"),
+    [
+        ("choice", '["yes", "a\\u0000b"]', "'a\\x00b'"),
+        ("regex", "a\x00b", "'a\\x00b'"),
+        ("regex", r"\x00a", r"'\\x00a'"),
+        ("regex", "(a|b)\x00", "'(a|b)\\x00'"),
+        ("grammar", r'start: "a\x00"', "<14 characters>"),
+    ],
+)
+def test_text_that_no_tokens_spell_is_refused(kind: str, text: str, shown: str) -> None:
+    """This tokenizer's first token is an end of text, and no byte: answers ended with a failure."""
+    loaded = FakeModel().load(EngineConfig())
+    compiler = GrammarCompiler(loaded.tokenizer, VOCAB)
+    refusal = f"{kind}={shown}: no tokens of this model spell text that has to come"
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(refusal)}$"):
+        matcher(compiler, kind, text)
 
 
 def test_thousands_of_choices(compiler: GrammarCompiler) -> None:
