@@ -16,7 +16,7 @@ from asyncinfer.server.logprobs import chat_logprobs, scored_bytes
 from asyncinfer.server.models import Model, Models
 from asyncinfer.server.prompts import response_format
 from asyncinfer.server.response_input import response_chat
-from asyncinfer.server.usage import request_options
+from asyncinfer.server.usage import LastCall, request_options
 
 __all__ = ["NAMES", "Responses"]
 
@@ -92,6 +92,7 @@ class _Response:
         self._size = 0
         self._created = int(time.time())
         self._items: list[dict[str, Any]] = []
+        self._last = LastCall()
         #: Whether the last item is being sent.
         self._open = False
 
@@ -106,6 +107,7 @@ class _Response:
         if done.text or not done.tool_calls:
             content = [_said(done.text, self._scores(done.logprobs))]
             self._items.append({**self._item("message"), "content": content})
+        self._last.add(done.tool_calls)
         for each in done.tool_calls:
             function = {"call_id": each.id, "name": each.name, "arguments": each.arguments}
             self._items.append({**self._item("function_call"), **function})
@@ -125,6 +127,7 @@ class _Response:
                 if chunk.text or chunk.logprobs:
                     self._part("message", _said("", []))
                     self._delta("output_text", chunk.text, self._scores(chunk.logprobs))
+                self._last.add(chunk.tool_calls)
                 for each in chunk.tool_calls:
                     self._called(each)
                 if self._call.is_due(stream.ready):
@@ -140,7 +143,7 @@ class _Response:
         """The last events."""
         if not self._items:
             self._part("message", _said("", []))
-        self._close("completed" if reason in _WHOLE else "incomplete")
+        self._close(self._status(reason))
         response = self._response(reason, usage)
         self._event(response["status"], response=response)
 
@@ -223,11 +226,15 @@ class _Response:
         found: list[Any] = chat_logprobs(self._model.engine.tokenizer, logprobs)["content"]
         return found
 
+    def _status(self, reason: str) -> str:
+        """The last item's status: `stop_regex` may end a call before its arguments."""
+        cut = self._items[-1]["type"] == "function_call" and self._last.whole is False
+        return "completed" if reason in _WHOLE and not cut else "incomplete"
+
     def _response(self, reason: str, usage: Usage) -> dict[str, Any]:
         """The complete response."""
         whole = reason in _WHOLE
-        if not whole:
-            self._items[-1]["status"] = "incomplete"
+        self._items[-1]["status"] = self._status(reason)
         return {
             **self._head(),
             "status": "completed" if whole else "incomplete",

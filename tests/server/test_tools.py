@@ -289,3 +289,23 @@ async def test_a_stop_sequence_ends_a_call_that_is_no_json(stops: list[str], str
         told = answer.events[-2]["delta"] if stream else answer.json
         assert told["stop_reason"] == "stop_sequence"
         assert told["stop_sequence"] == ("23" if len(stops) == 1 else None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "status"), [({"stop_regex": "EN."}, "incomplete"), ({}, "completed")]
+)
+async def test_an_item_of_a_call_that_is_cut_short_is_incomplete(
+    stop: dict[str, Any], status: str, stream: bool
+) -> None:
+    """Its arguments have no end, though the response came to its end."""
+    said = Said(tool_calls=[("weather", {"city": "Rome"}), ("weather", {"city": "END of Rome"})])
+    tools = [{"type": "function", "name": "weather"}]
+    async with Engine(ScriptedModel([said])) as engine:
+        body = {"input": "hello", "tools": tools, "stream": stream, **stop}
+        answer = await ask(create_app(engine), "/v1/responses", body)
+        response = answer.events[-1]["response"] if stream else answer.json
+        calls = [each for each in response["output"] if each["type"] == "function_call"]
+        assert [each["status"] for each in calls] == ["completed", status]
+        if stream:
+            assert answer.events[-2]["item"] == calls[-1]
