@@ -226,6 +226,14 @@ def test_experts_are_given_one_by_one(tmp_path: Path) -> None:
         np.testing.assert_array_equal(got, gguf.dequantize(packed, Q.Q8_0)[2])
 
 
+@pytest.mark.parametrize("between", ["-of-", "-OF-"])
+@pytest.mark.parametrize("suffix", [".gguf", ".GGUF"])
+def test_parts_of_a_split_model_are_spelled_alike(between: str, suffix: str) -> None:
+    """A file system may tell small letters from capitals."""
+    names = [f"m-0000{part}{between}00002{suffix}" for part in (1, 2)]
+    assert split_names(names[0]) == names
+
+
 def test_a_model_in_several_files(tmp_path: Path) -> None:
     ones = np.ones(4, np.float32)
     first = written(tmp_path / "m-00001-of-00002.gguf", {"x": (Q.F32, ones)})

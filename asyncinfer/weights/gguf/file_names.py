@@ -11,7 +11,7 @@ from asyncinfer.errors import ModelLoadError
 __all__ = ["find_gguf", "split_names"]
 
 #: The name of one file of several: the model's name, the file's number, and how many there are.
-_SPLIT: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_SPLIT: Final = re.compile(r"(.+)-(\d{5})(-of-)(\d{5})(\.gguf)", re.IGNORECASE)
 _MOST_PARTS: Final = 1000
 _MOST_SHOWN: Final = 12
 
@@ -22,10 +22,10 @@ def split_names(name: str) -> list[str]:
     match = _SPLIT.fullmatch(name)
     if match is None:
         return [name]
-    stem, number, count = match[1], int(match[2]), int(match[3])
+    stem, number, of, count, suffix = match[1], int(match[2]), match[3], int(match[4]), match[5]
     if number != 1 or not 1 <= count <= _MOST_PARTS:
         raise ModelLoadError(f"is file {number} of {count}: name the first of them", file=name)
-    return [f"{stem}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1)]
+    return [f"{stem}-{part:05}{of}{count:05}{suffix}" for part in range(1, count + 1)]
 
 
 def find_gguf(names: Iterable[str], wanted: str, where: str) -> str:
