@@ -34,7 +34,7 @@ MOST = {
     "samplers": 420,
     "sampling": 2_254,
     "scheduler": 3_100,
-    "server": 3_255,
+    "server": 3_268,
     "speculation": 1_052,
     "telemetry": 600,
     "testing": 9_946,

@@ -124,10 +124,14 @@ class _Response:
                 if chunk.reasoning:
                     self._part("reasoning", _thought(""))
                     self._delta("reasoning_text", chunk.reasoning)
-                if chunk.text or chunk.logprobs:
+                # A call has no place for the logprobs of its tokens.
+                calling = self._open and self._items[-1]["type"] == "function_call"
+                if chunk.text or (chunk.logprobs and not calling):
                     self._part("message", _said("", []))
                     self._delta("output_text", chunk.text, self._scores(chunk.logprobs))
                 self._last.add(chunk.tool_calls)
+                if chunk.tool_calls:
+                    await self._close_message()
                 for each in chunk.tool_calls:
                     self._called(each)
                 if self._call.is_due(stream.ready):
@@ -181,6 +185,15 @@ class _Response:
             self._items[-1]["arguments"] += each.arguments
             kind = "function_call_arguments.delta"
             self._event(kind, **self._place(item=True), delta=each.arguments)
+
+    async def _close_message(self) -> None:
+        """End the open message, if there is one, before a call: its last events have all its
+        logprobs."""
+        if self._open and self._items[-1]["type"] == "message":
+            scored = Usage(completion_tokens=len(self._items[-1]["content"][0]["logprobs"]))
+            self._size = 3 * scored_bytes(self._options, scored)
+            await offload_large(self._size, self._close, "completed")
+            self._size = 0
 
     def _close(self, status: str = "completed") -> None:
         """End the open item, if there is one."""

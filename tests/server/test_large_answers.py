@@ -13,6 +13,7 @@ from asyncinfer import Engine
 from asyncinfer.server import call as call_module
 from asyncinfer.server import create_app
 from asyncinfer.server.body import SMALL
+from asyncinfer.testing import Said, ScriptedModel
 
 pytestmark = pytest.mark.anyio
 
@@ -59,6 +60,21 @@ async def test_many_logprobs(
     assert answer.status == 200
     large = [beside for size, beside in recorded if size > SMALL]
     assert large
+    assert all(large)
+
+
+async def test_many_logprobs_before_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that a call follows ends as one at the end of its response."""
+    recorded: list[tuple[int, bool]] = []
+    monkeypatch.setattr(call_module, "json_bytes", encoder(recorded))
+    said = Said("x" * TOKENS, tool_calls=[("weather", {"city": "Rome"})])
+    body = {"input": "x", "tools": [{"type": "function", "name": "weather"}], "stream": True}
+    async with Engine(ScriptedModel([said])) as engine:
+        answer = await ask(create_app(engine), "/v1/responses", {**body, "top_logprobs": 8})
+    ends = [each for each in answer.events if each["type"] == "response.output_text.done"]
+    assert len(ends[0]["logprobs"]) >= TOKENS
+    large = [beside for size, beside in recorded if size > SMALL]
+    assert len(large) == 4
     assert all(large)
 
 
