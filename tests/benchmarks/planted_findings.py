@@ -2,7 +2,8 @@
 
 python -m benchmarks.planted_findings [ID ...]
 
-It takes minutes, and so is no part of the suite. Those of the GPU path are in `planted_gpu.py`.
+It takes minutes, and so is no part of the suite: `test_planted_findings.py`, which is, says whether
+each can be planted at all. Those of the GPU path are in `planted_gpu.py`.
 Findings of an engine's life are planted in `simulation/test_hazards.py`, which is.
 
 Three have nothing to take out. P12 and E7 are what pages of the documentation did not say. E4 was
@@ -51,7 +52,7 @@ from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.sampling.guarded_sampler import GuardedSampler
 from asyncinfer.scheduler import Sequence, limits
-from asyncinfer.telemetry import GuardedObserver
+from asyncinfer.telemetry import GuardedObserver, log
 from asyncinfer.testing import sampler_limits
 from asyncinfer.text import (
     ChatTemplate,
@@ -71,7 +72,7 @@ from asyncinfer.text.shield import Shield
 from asyncinfer.weights.hub import HubModel
 from benchmarks.planted_gpu import GPU_FINDINGS
 
-__all__ = ["FINDINGS"]
+__all__ = ["FINDINGS", "TESTS"]
 
 #: Names the finding that the tests of this process run with.
 VARIABLE: Final = "ASYNCINFER_PLANTED"
@@ -111,10 +112,13 @@ def greedy(defaults: object, named: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0} | named)
 
 
-def in_child(first: str) -> Plant:
-    """`first` comes before the program that a test runs in a process of its own."""
+def in_child(first: str, owner: object, name: str) -> Plant:
+    """`first`, which changes `name` of `owner`, comes before the program that a test runs in a
+    process of its own."""
 
     def make(run: Callable[..., Any]) -> Callable[..., Any]:
+        assert hasattr(owner, name), f"{owner} has no {name}"
+
         def planted(command: list[str], **options: Any) -> Any:
             *before, program = command
             text = textwrap.dedent(first) + textwrap.dedent(program)
@@ -200,13 +204,16 @@ FINDINGS: Final[dict[str, tuple[Plant, str]]] = {
         afterwards(Request, "__init__", one_less),
         "engine/test_full_buffers.py::test_cancel_on_full_means_that_a_token_does_not_fit",
     ),
-    "S4": (in_child(IMPORTS), "telemetry/test_events.py::test_an_event_imports_nothing"),
+    "S4": (
+        in_child(IMPORTS, log, "_log"),
+        "telemetry/test_events.py::test_an_event_imports_nothing",
+    ),
     "S5": (
         put(checks, "_listed", lambda name, value, most: tuple(islice(value, 1 << 20))),
         "test_bounds.py::test_a_list_is_measured_before_it_is_copied",
     ),
     "S6": (
-        in_child(LEAVES),
+        in_child(LEAVES, DecodeThread, "_at_exit"),
         "engine/test_closing.py::test_leaving_the_interpreter_while_it_loads",
     ),
     "S7": (
@@ -231,7 +238,7 @@ FINDINGS: Final[dict[str, tuple[Plant, str]]] = {
     ),
     "T1": (put(messages, "_REASONING", ("reasoning_content",)), MESSAGES),
     "T2": (put(chat, "_NONE", {}), MESSAGES),
-    "T3": (put(caller_text, "_SPELLED", re.compile("(?!)")), MESSAGES),
+    "T3": (put(caller_text, "_SPELLED", re.compile("()(?!)")), MESSAGES),
     "T4": (
         put(Shield, "guarded", lambda self, before, after: after),
         f"{FAMILIES}::test_no_token_is_put_together",
