@@ -49,8 +49,7 @@ class PackedTokens:
                 return at // TOKEN_BYTES
             # The bytes match, but not where a token begins.
             low, high = (low, at + len(needle) - 1) if last else (at + 1, high)
-        # Late: an import of the engine brings no numpy.
-        import numpy as np
+        import numpy as np  # Late: an import of the engine brings no numpy.
 
         tokens = np.frombuffer(self._data, np.int32)[start:end]
         alike = np.ones(max(0, len(tokens) - len(run) + 1), bool)
