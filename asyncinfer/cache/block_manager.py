@@ -67,13 +67,14 @@ class BlockManager:
 
     @classmethod
     def of(cls, groups: Sequence[KVGroupSpec], block_size: int, cache: PrefixCache | None) -> Self:
-        """The pages of the first group are the blocks; each of the others has a window or a
-        state."""
+        """The pages of the first group are the blocks. The others need only some of a sequence's
+        pages at a time, for a window or a state. Layers that need all of them, of another shape,
+        are in the first group as well, with a `KVCache` of their own."""
         first, *others = groups
         assert first.window is None, "the first group sees every token"
         made: list[DependentGroup] = []
         for group in others:
-            assert group.window is not None, "one group sees every token"
+            assert group.window is not None, "layers that see all tokens share the first group"
             if group.state:
                 made.append(StatePages(group.num_pages, block_size, group.interval))
             else:
@@ -106,8 +107,8 @@ class BlockManager:
         return entries
 
     def wanted(self, tokens: int, entries: Sequence[CacheEntry], shared: int = 0) -> list[int]:
-        """Pages of each group that stop being available when a sequence of so many tokens is
-        admitted that starts with the entries, or with another's first `shared` tokens."""
+        """How many available pages of each group the admission of a sequence of `tokens` tokens
+        costs. It reuses the entries, or another sequence's first `shared` tokens."""
         blocks, full = -(-tokens // self.block_size), shared // self.block_size
         wanted = []
         for group in self.groups:

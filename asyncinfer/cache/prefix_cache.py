@@ -109,7 +109,7 @@ class PrefixCache:
     ) -> CacheEntry | None:
         """Make a full, written block of packed tokens findable. Returns the entry of its prefix:
         a new one, or that of another block with equal tokens; None if a different prefix has the
-        key (then no later block of this one may be published either)."""
+        key. The sequence then publishes no later block either."""
         entry = self.by_key.get(key)
         if entry is not None:
             return entry if self._holds(entry, data, parent) else None

@@ -79,7 +79,7 @@ class Preparer:
         chars = self._formats.chars(params)
         if chars:
             self._admission.charge(request, matcher_bytes(chars, params.n))
-        # A step's tokens must fit the stream's buffer: the one drawn, and those forced.
+        # A step may append the drawn token and `forced` more, and all must fit the stream's buffer.
         forced = 0 if options.search is not None else options.buffer - 1
         compiled = partial(setattr, request, "compile_seconds")
         matchers = self._formats.matchers(params, forced, compiled)

@@ -1,5 +1,9 @@
 """An operator: its arguments are checked, then a kernel runs, Triton's on a GPU and torch's
-elsewhere."""
+elsewhere.
+
+The plain form of a kernel is in `reference/`, the fast one of the same name in `triton/`, the check
+of the arguments in `ops/`. `trial_cases.py` says what is tried on a user's device.
+"""
 
 from __future__ import annotations
 

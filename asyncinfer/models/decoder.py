@@ -157,7 +157,7 @@ class Decoder:
         states: StatePass | None = None,
     ) -> ForwardPass:
         """What each layer is given in `run`, and in `predict` after it; arguments of `forward`.
-        Call it once for the same tokens: it clears the pages that they are the first of."""
+        Call it once for the same tokens: it clears each page of which one of them is the first."""
         angles = [rope(positions) for rope in self._ropes]
         temperatures = [each.factors(positions) for each in self._temperatures]
         return ForwardPass(angles, self._attends(kv, batches), adapters, temperatures, states)

@@ -38,7 +38,7 @@ class EagerExecutor:
         inputs: the slots' block tables, which this executor writes from now on.
         history: query tokens are read from it, and drawn tokens written to it.
         adapters: the LoRA adapters that rows may have; None for none.
-        groups: the number of each cache's group; None: each is a group, in order.
+        groups: for each cache of `kv`, the number of its KV group; None: each is one, in order.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class EagerExecutor:
         self._predictions: Predictions | None = None
         if decoder.predictor is not None:
             self._predictions = Predictions(decoder, inputs, history, sampling, self._paged)
-        #: Whether some layers spread a token's NaN to the next few tokens only.
+        #: Whether a NaN may not reach the last token, since some layers have a window or a state.
         self._local = bool(decoder.config.state_layers or decoder.config.windowed_layers)
         #: The states of the step that is being computed; None where no layer has one.
         self._states: StatePass | None = None

@@ -33,7 +33,7 @@ class Uses(IntFlag):
     LOGITS = BIAS | ALLOWED | BAD_WORDS | GRAMMAR | MIN_TOKENS | REPETITION | OCCURRENCE
     #: Options that may bar tokens.
     BARS = BIAS | ALLOWED | BAD_WORDS | GRAMMAR | MIN_TOKENS
-    #: Options that bar tokens by what is left of the weights after the temperature, in this order.
+    #: Options that bar tokens by the weights after the temperature, in the order of the members.
     FILTERS = LIKELY | TYPICAL
     #: Options of a draw that `ops.sample` applies by itself.
     FUSED = DRAW | TEMPERATURE | LIKELY

@@ -28,7 +28,7 @@ __all__ = ["Sampled", "SamplingState", "draw_bytes"]
 
 I64 = npt.NDArray[np.int64]
 
-#: Just above the weight of a token that cannot win a draw's race (`reference/sample.py`).
+#: Just above the weight of a token that cannot win a draw's race (`kernels/reference/sample.py`).
 _NOTHING = math.exp(NEVER) * 1.00001
 # Made once: taking flags apart and together takes microseconds.
 _FILTERS = tuple(Uses.FILTERS)
@@ -67,8 +67,8 @@ class SamplingState:
     Args:
         history: the slots' tokens. The caller keeps it current up to the position to draw.
         sampler_timeout: seconds that a call of a sampler plugin may take.
-        fused: draw by one operator (`ops.sample`), except for rows with options that it lacks;
-            None does so where that operator is a kernel.
+        fused: draw by one operator (`ops.sample`), except for rows with options outside of
+            `Uses.FUSED`; None does so where that operator is a kernel.
     """
 
     def __init__(
@@ -291,6 +291,7 @@ class SamplingState:
         if use is Uses.LIKELY:
             keep_likely(scores, kept, options["top_k"], options["top_p"], options["min_p"])
         else:
+            assert use is Uses.TYPICAL
             keep_typical(scores, kept, options["typical_p"])
         if not whole:
             weights[at] = kept

@@ -192,8 +192,8 @@ class StepBudget:
         self._computed = 0
 
     def computed(self, *, retried: bool) -> None:
-        """A step was computed. `retried`: with a part of a prompt that had no room before, and
-        would fail if it had none again."""
+        """A step was computed. `retried`: it held a part of a prompt that had no room before. Such
+        a step does not count, as the request fails if there is no room again."""
         if self.tokens == self._most and self._patience == PATIENCE:
             return
         self._computed = 0 if retried else self._computed + 1

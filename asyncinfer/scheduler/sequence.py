@@ -224,10 +224,10 @@ class Sequence:
 
     @property
     def stepwise(self) -> bool:
-        """Whether each row needs what the one before it drew, so that one is in flight at a time:
-        the token decides on the next mask and on what is appended without a draw, and the next
-        position depends on how many drafted tokens were right, unless nobody drafts at the moment.
-        Beams are chosen row by row, and the tokens of a guide come from the row that it guides."""
+        """Whether only one row may be in flight at a time, since each needs the draw of the one
+        before it. A drawn token decides on the next mask, and on what is appended without a draw.
+        The next position depends on how many drafted tokens were right, while somebody drafts.
+        Beams are chosen row by row. The tokens of a guide come from the row that it guides."""
         return bool(
             self.matcher is not None
             or self.reasoning is not None

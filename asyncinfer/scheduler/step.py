@@ -61,8 +61,8 @@ class ForcedTokens:
 
 @dataclass(slots=True)
 class PageChanges:
-    """What changes in the pages of one KV group before a step is computed. A page that is given
-    back is no change: no row reads its place in the table any more."""
+    """What changes in the pages of one KV group before a step is computed. Pages that are given
+    back are not listed, since no row reads those entries of the table any more."""
 
     #: `(slot, index, page)`: block table entries added since the last step.
     grown: list[tuple[int, int, int]] = field(default_factory=list)
@@ -76,8 +76,8 @@ class PageChanges:
 @dataclass(slots=True)
 class Step:
     """The scheduler writes all of it except `handle`. A runner applies, in this order: `leaves`;
-    `joins` and `forced`, which never share a slot; the growth of each group's tables, what its
-    states go back to, its copies. Then it computes the rows."""
+    `joins` and `forced`, which never share a slot; then for each group it grows the tables,
+    rewinds the states and copies the pages. Then it computes the rows."""
 
     number: int
     #: The rows: the slot of each.

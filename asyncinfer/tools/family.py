@@ -24,7 +24,8 @@ class Span:
 
 
 class CallSyntax(Protocol):
-    """How calls are written: what reads them and what restricts an answer to them, side by side."""
+    """How calls are written: what reads them and what restricts an answer to them, side by side. A
+    new one has a line in `SYNTAXES` of `families.py`; `python_calls.py` is an example."""
 
     @property
     def opens(self) -> tuple[str, ...]:
@@ -42,7 +43,7 @@ class CallSyntax(Protocol):
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
     ) -> Steps[None]:
-        """Read what follows `opened`, which was taken. What turns out to be no call is content."""
+        """Read what follows `opened`; what is no call is content. Waits by `yield`: `source.py`."""
 
     def rules(self, tools: tuple[Tool, ...], parallel: bool, delimiters: Delimiters) -> str:
         """Lark rules, of which `call` is what follows an opening.

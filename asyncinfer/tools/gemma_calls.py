@@ -172,10 +172,10 @@ class _Rules:
         raise Unheld(where, repr(dict(schema))[:80])
 
     def _object(self, name: str, schema: Mapping[str, Any], place: str) -> str:
-        parts = []
+        parts: list[tuple[str, bool]] = []
         for key, one, required in arguments_of(f"{self._tool.name}{place}", schema):
-            value = self.of(one, f"{place}/{key}")
-            self._rules.append(f"{value}_k: {json.dumps(key + ':')} {value}")
-            parts.append((f"{value}_k", required))
+            at, value = len(parts), self.of(one, f"{place}/{key}")
+            self._rules.append(f"{name}_k{at}: {json.dumps(key + ':')} {value}")
+            parts.append((f"{name}_k{at}", required))
         self._rules.extend(joined(f"{name}_o", parts, ","))
         return f'{name}: "{{" {name}_o "}}"'

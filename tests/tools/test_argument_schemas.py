@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -89,3 +90,23 @@ def test_a_schema_that_refers_on_and_on_is_refused() -> None:
     reading = Reading(family_named("gemma"), tokenizer_of(SYNTAXES["gemma"]), tools, must_call=True)
     with pytest.raises(InvalidRequest, match="more than 100 levels"):
         reading.reader.grammar()
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_properties_of_one_schema_have_rules_of_their_own(name: str) -> None:
+    """No rule has two definitions: a grammar that has one is refused."""
+    node = {"type": "object", "properties": {at: {"$ref": "#/$defs/node"} for at in ("a", "b")}}
+    shared = {"$ref": "#/$defs/text"}
+    schema = {
+        "type": "object",
+        "$defs": {"node": node, "text": TEXT},
+        "properties": {"x": shared, "y": shared, "z": {"$ref": "#/$defs/node"}},
+        "required": ["x", "y"],
+    }
+    tools = check_tools([{"name": "f", "parameters": schema}])
+    reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]), tools, must_call=True)
+    form = reading.reader.grammar()
+    assert form is not None
+    rules = [line.split(":")[0] for line in form.text.splitlines() if re.match(r"\w+\s*:", line)]
+    assert sorted(rules) == sorted(set(rules))
+    assert len(rules) > 1 or form.kind == "json_schema"
