@@ -25,7 +25,7 @@ from asyncinfer.testing.simulator.samplers import samplers_of
 from asyncinfer.testing.simulator.scenario import Ask
 from asyncinfer.testing.simulator.talks import Talk
 from asyncinfer.testing.simulator.timeline import Timeline
-from asyncinfer.testing.simulator.vocabulary import simulated_tokenizer
+from asyncinfer.testing.simulator.vocabulary import prompt_of, simulated_tokenizer
 from asyncinfer.testing.simulator.world import World
 
 __all__ = ["Actions"]
@@ -58,9 +58,10 @@ class Actions:
         loop = world.open_loop(ask.loop)
         if ask.id in world.consumers or loop is None:
             return
-        prompt: Any = ask.prompt
-        if ask.form != "ids":
-            prompt = text = simulated_tokenizer().decode(ask.prompt)
+        prompt, text = prompt_of(ask), simulated_tokenizer().decode(ask.prompt)
+        if ask.form == "chat" and not text.strip():
+            # Whether that is a message is the template's affair.
+            return
         expected = None
         with suppress(InvalidRequest):
             spec, length = world.model.spec, len(ask.prompt)
@@ -68,11 +69,6 @@ class Actions:
             if ask.guide:
                 total = check_guided(spec, length, len(ask.guide), total, ask.max_tokens)
             expected = Expected(world.scenario, ask, ask.prompt, total, world.adapters)
-        if ask.form == "chat":
-            if not prompt.strip():
-                # Whether that is a message is the template's affair.
-                return
-            prompt = [{"role": "user", "content": prompt}]
         samplers = None if ask.sampler is None else samplers_of(ask.sampler, world.host)
         consumer = Consumer(world.engine, ask, prompt, expected, world.leaving, samplers)
         if ask.form != "ids":

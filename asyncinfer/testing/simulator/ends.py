@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from asyncinfer.engine.footprint import (
     drafting_bytes,
@@ -16,7 +16,7 @@ from asyncinfer.testing.invariants import hold
 from asyncinfer.testing.simulator.consumer import Consumer
 from asyncinfer.testing.simulator.formats import chars
 from asyncinfer.testing.simulator.samplers import may_fail
-from asyncinfer.testing.simulator.vocabulary import simulated_tokenizer
+from asyncinfer.testing.simulator.vocabulary import prompt_of
 from asyncinfer.testing.simulator.world import World
 
 __all__ = ["LATE", "Ends"]
@@ -94,14 +94,10 @@ class Ends:
             return False
         buffer = ask.buffer if ask.max_tokens is None else min(ask.buffer, ask.max_tokens * ask.n)
         params = SamplingParams(n=ask.n, prompt_logprobs=ask.prompt_logprobs)
-        blocks = len(ask.prompt) // self._world.scenario.block_size
-        prompt: Any = ask.prompt
-        if ask.form != "ids":
-            prompt = simulated_tokenizer().decode(ask.prompt)
-        held = submitted_bytes(prompt, buffer) + prepared_bytes(len(ask.prompt), blocks, params)
-        if ask.guide:
-            blocks = len(ask.guide) // self._world.scenario.block_size
-            held += prepared_bytes(len(ask.guide), blocks, params)
+        held = submitted_bytes(prompt_of(ask), buffer, None, tuple(ask.negative))
+        for tokens in (ask.prompt, ask.guide):
+            blocks = len(tokens) // self._world.scenario.block_size
+            held += prepared_bytes(len(tokens), blocks, params)
         if self._world.scenario.wrong_drafts:
             held += drafting_bytes(len(ask.prompt), 0, ask.n)
         if ask.format is not None:

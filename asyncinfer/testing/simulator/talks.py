@@ -59,11 +59,11 @@ class Talk:
         """The text that the engine tokenises: what comes after the last answer."""
         after = next((i for i, p in enumerate(reversed(self._parts)) if p.answer), len(self._parts))
         parts = self._parts[len(self._parts) - after :]
-        return "".join(map(_text, [*(part.tokens for part in parts), said]))
+        return "".join(map(simulated_tokenizer().decode, [*(part.tokens for part in parts), said]))
 
     def begin(self, said: Sequence[int], **options: Any) -> SessionStream:
         """What a consumer calls in the place of `Engine.stream`."""
-        return self.session.stream(_text(said), **options)
+        return self.session.stream(simulated_tokenizer().decode(said), **options)
 
     def speaks(self, consumer: Consumer, ask: Ask) -> None:
         """A consumer is about to say `ask.prompt`."""
@@ -116,10 +116,6 @@ class Talk:
         """Close the session, perhaps while it is answered."""
         self._closed = True
         self.session.close()
-
-
-def _text(tokens: Sequence[int]) -> str:
-    return simulated_tokenizer().decode(tokens)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -6,15 +6,16 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from asyncinfer.testing.oracle import EOS_ID
+from asyncinfer.testing.simulator.scenario import Ask
 from asyncinfer.text import Tokenizer
 
-__all__ = ["LETTERS", "VOCAB", "bytes_of", "simulated_tokenizer", "text_of"]
+__all__ = ["LETTERS", "VOCAB", "bytes_of", "prompt_of", "simulated_tokenizer", "text_of"]
 
 LETTERS: Final = "abcdefgh "
 #: What each token adds to a text, by id. Some are parts of a character only.
@@ -44,6 +45,14 @@ def simulated_tokenizer() -> Tokenizer:
 def bytes_of(token_id: int) -> bytes:
     """What a token adds to a text; some are parts of a character only."""
     return _BYTES[token_id]
+
+
+def prompt_of(ask: Ask) -> Any:
+    """The prompt as the consumer gives it to the engine: token ids, a text, or messages."""
+    if ask.form == "ids":
+        return ask.prompt
+    text = simulated_tokenizer().decode(ask.prompt)
+    return text if ask.form != "chat" else [{"role": "user", "content": text}]
 
 
 def text_of(token_ids: Sequence[int], stops: Iterable[str] = ()) -> tuple[str, int | None]:
