@@ -149,7 +149,7 @@ class EngineConfig:
     #: Steps in flight at once. None: one on a CPU; on a GPU two, and up to four if they are short.
     overlap: int | None = None
     #: When steps are recorded as CUDA graphs: when a size first occurs, all at open, or never. A
-    #: CPU records none.
+    #: CPU records calls of native code instead, when a size has occurred a few times, or never.
     cuda_graphs: Graphs = "lazy"
     #: Whether the same request gives the same tokens and logprobs to the last bit, whatever else is
     #: computed with it and however its prompt is cut into chunks. Slower, and without CUDA graphs.

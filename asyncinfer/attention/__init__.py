@@ -6,7 +6,7 @@ from asyncinfer.attention.formats import PLAIN, KVFormat, kv_format, vector_byte
 from asyncinfer.attention.gathered import GatheredAttention
 from asyncinfer.attention.indexed import IndexedAttention, IndexQueries
 from asyncinfer.attention.kv import KVCache, LayerKV
-from asyncinfer.attention.native import compile_native
+from asyncinfer.attention.native import FixedRows, compile_native, reads_plain_pages
 from asyncinfer.attention.paged import HeadNorms, PagedAttention
 from asyncinfer.attention.states import StateCache, StatePass, StateRows, StateShape
 from asyncinfer.attention.variant import AttentionVariant
@@ -19,6 +19,7 @@ __all__ = [
     "AttentionBatch",
     "AttentionVariant",
     "DeviceBatch",
+    "FixedRows",
     "FlashInferAttention",
     "GatheredAttention",
     "HeadNorms",
@@ -38,6 +39,7 @@ __all__ = [
     "in_chunks",
     "kv_format",
     "reads_pages",
+    "reads_plain_pages",
     "use_flashinfer",
     "vector_bytes",
 ]

@@ -10,9 +10,11 @@ import torch
 from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.prefill import native_prefill
+from asyncinfer.attention.variant import AttentionVariant
+from asyncinfer.kernels.dispatch import CannotRecord
 from asyncinfer.kernels.native import decode_kernel, kv_write
 
-__all__ = ["NativeRows", "compile_native", "native_rows"]
+__all__ = ["FixedRows", "NativeRows", "compile_native", "native_rows", "reads_plain_pages"]
 
 #: The most query tokens of a row, each of which reads the row's pages by itself.
 _MOST_QUERIES = 4
@@ -60,17 +62,58 @@ class NativeRows:
         return kernel(q, kv.k[layer], kv.v[layer], self._tables, self._lengths, self._longest)
 
 
+class FixedRows:
+    """Decode rows, of one query token each, whose tables, lengths and slots stay at their
+    addresses, so that the native calls can be recorded."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        scale: float,
+        tables: torch.Tensor,
+        lengths: torch.Tensor,
+        slots: tuple[torch.Tensor, torch.Tensor],
+        longest: int,
+    ) -> None:
+        """`tables` int32 `[rows, blocks]`; `lengths` int32 `[rows]`, at most `longest`; `slots`:
+        int64 `[rows * kv_heads]` for keys and for values, see `kv_write`."""
+        self._kv = kv
+        self._scale = scale
+        self._tables = tables
+        self._lengths = lengths
+        self._slots = slots
+        self._longest = longest
+
+    def __call__(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        variant: AttentionVariant | None = None,
+    ) -> torch.Tensor:
+        """See `Attend`. Raises `CannotRecord` where there is no native code for the layer."""
+        kv, (pages,) = self._kv, self._kv.pages[layer]
+        group = q.shape[1] // kv.storage.shape[3]
+        kernel = decode_kernel(kv.dtype, kv.head_dim, group, self._scale)
+        pairs = zip((k, v), self._slots, strict=True)
+        written = variant is None and all(kv_write(pages, new, slots) for new, slots in pairs)
+        if kernel is None or not written:
+            raise CannotRecord(f"attention of layer {layer}")
+        return kernel(q, kv.k[layer], kv.v[layer], self._tables, self._lengths, self._longest)
+
+
 def compile_native(kv: KVCache, heads: int, scale: float) -> None:
     """Compile the code for so many query heads now, which takes some hundredths of a second."""
     group = heads // kv.storage.shape[3]
-    if _readable(kv):
+    if reads_plain_pages(kv):
         decode_kernel(kv.dtype, kv.head_dim, group, scale)
     native_prefill(kv.storage.device, kv.dtype, kv.head_dim, group, scale)
 
 
 def native_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> NativeRows | None:
     """The rows that native code may compute; None where there are none."""
-    if not _readable(kv):
+    if not reads_plain_pages(kv):
         return None
     counts = zip(batch.starts, batch.counts, strict=True)
     rows = [
@@ -81,6 +124,6 @@ def native_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> NativeRows 
     return NativeRows(kv, batch, scale, rows) if rows else None
 
 
-def _readable(kv: KVCache) -> bool:
+def reads_plain_pages(kv: KVCache) -> bool:
     """Whether the pages hold plain keys and values on a CPU."""
     return kv.storage.device.type == "cpu" and kv.format.exact and kv.storage.shape[1] == 2

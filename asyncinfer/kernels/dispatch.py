@@ -19,6 +19,7 @@ import torch
 from asyncinfer.kernels.rehearsal import device_of
 
 __all__ = [
+    "CannotRecord",
     "KernelError",
     "check",
     "dispatched",
@@ -42,6 +43,10 @@ class KernelError(RuntimeError):
     has failed."""
 
 
+class CannotRecord(Exception):
+    """What was to be recorded does more than call native functions."""
+
+
 def dispatched(
     reference: Callable[P, R],
     check: Callable[..., None],
@@ -62,7 +67,7 @@ def dispatched(
             return reference(*args, **kwargs) if found is None else found
         try:
             return kernel(*args, **kwargs)
-        except (torch.OutOfMemoryError, MemoryError):
+        except (torch.OutOfMemoryError, MemoryError, CannotRecord):
             raise
         except Exception as error:
             # Compilers, drivers and launchers each have errors of their own.

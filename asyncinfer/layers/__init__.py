@@ -49,7 +49,7 @@ from asyncinfer.layers.lora_rows import DeviceLoraRows, GroupedLoraRows, JoinedL
 from asyncinfer.layers.mamba import GatedNorm, Mamba2
 from asyncinfer.layers.norm import Norm, NormKind, RMSNorm, make_norm
 from asyncinfer.layers.per_layer import PerLayerInputs, WithPerLayerInput
-from asyncinfer.layers.rope import RopeConfig, RopeType, RotaryEmbedding
+from asyncinfer.layers.rope import Angles, RopeConfig, RopeType, RotaryEmbedding
 from asyncinfer.layers.router import (
     GroupedRouter,
     Route,
@@ -63,6 +63,7 @@ __all__ = [
     "ACTIVATIONS",
     "MLP",
     "Activation",
+    "Angles",
     "Attention",
     "AttentionTemperature",
     "DecoderLayer",

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from asyncinfer.attention import AttentionVariant
 from asyncinfer.kernels import ops
+from asyncinfer.kernels.native import head_norm
 from asyncinfer.layers.forward_pass import ForwardPass
 from asyncinfer.layers.lora import LoraLinear
 from asyncinfer.layers.norm import Norm
@@ -176,6 +177,9 @@ class HeadNorm:
         self._eps = eps
 
     def __call__(self, qk: torch.Tensor) -> torch.Tensor:
+        found = head_norm(qk, self._weight, self._eps)
+        if found is not None:
+            return found
         normed = F.rms_norm(qk.float(), qk.shape[-1:], None, self._eps)
         return normed.mul_(self._weight).to(qk.dtype)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from asyncinfer.kernels.native import add_
 from asyncinfer.kernels.rehearsal import device_of
 from asyncinfer.layers.activation import Activation
 from asyncinfer.layers.forward_pass import ForwardPass
@@ -97,8 +98,8 @@ class DecoderLayer:
         self.mlp = mlp
 
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
-        x = self.attention(self.attention_norm(x), forward).add_(x)
-        return self.mlp(self.mlp_norm(x), forward.adapters).add_(x)
+        x = add_(self.attention(self.attention_norm(x), forward), x)
+        return add_(self.mlp(self.mlp_norm(x), forward.adapters), x)
 
 
 class SublayerOnly:
@@ -111,7 +112,7 @@ class SublayerOnly:
         self.sublayer = sublayer
 
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
-        return self.sublayer(self.norm(x), forward).add_(x)
+        return add_(self.sublayer(self.norm(x), forward), x)
 
 
 class ParallelLayer:
@@ -132,7 +133,7 @@ class ParallelLayer:
         normed = self.attention_norm(x)
         attended = self.attention(normed, forward)
         fed = self.mlp(normed if self.mlp_norm is None else self.mlp_norm(x), forward.adapters)
-        return attended.add_(fed).add_(x)
+        return add_(add_(attended, fed), x)
 
 
 def followed(function: Callable[..., torch.Tensor], after: Norm) -> Callable[..., torch.Tensor]:

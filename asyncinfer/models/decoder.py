@@ -19,6 +19,7 @@ from asyncinfer.attention import (
     in_chunks,
 )
 from asyncinfer.layers import (
+    Angles,
     ForwardPass,
     LoraRows,
     PerLayerInputs,
@@ -158,9 +159,13 @@ class Decoder:
     ) -> ForwardPass:
         """What each layer is given in `run`, and in `predict` after it; arguments of `forward`.
         Call it once for the same tokens: it clears each page of which one of them is the first."""
-        angles = [rope(positions) for rope in self._ropes]
+        angles = self.angles(positions)
         temperatures = [each.factors(positions) for each in self._temperatures]
         return ForwardPass(angles, self._attends(kv, batches), adapters, temperatures, states)
+
+    def angles(self, positions: torch.Tensor) -> list[Angles]:
+        """The angles of tokens at `positions`, int64 `[tokens]`, by each of the rotations."""
+        return [rope(positions) for rope in self._ropes]
 
     def run(
         self, token_ids: torch.Tensor, positions: torch.Tensor, one: ForwardPass
@@ -189,10 +194,8 @@ class Decoder:
         """States `[tokens, hidden]` of the predictor, for `predicted_logits`; its KV of all tokens
         is written. `hidden` is what `run` gave of the tokens at `positions` in the same pass, and
         `following` are the tokens that come after them, int64 `[tokens]`."""
-        if isinstance(self.predictor, Eagle3Head):
-            features = self.predictor.features(one.captured)
-        else:
-            features = self._norm(hidden)
+        head, taken = self.predictor, one.captured
+        features = head.features(taken) if isinstance(head, Eagle3Head) else self._norm(hidden)
         return self._predicted(following, positions, features, one)
 
     def predict_further(

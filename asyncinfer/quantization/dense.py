@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from asyncinfer.kernels import onednn, ops
 from asyncinfer.kernels.dispatch import has_triton_kernel
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
+from asyncinfer.kernels.native import add_
 
 __all__ = ["CudaLinear", "DenseLinear", "OneDnnLinear", "dense", "has_fused_kernels"]
 
@@ -41,7 +42,7 @@ class OneDnnLinear:
         if self._native is None or not 0 < x.shape[0] <= self._native.most_rows:
             return onednn.linear(x, self.weight, self.bias)
         y = self._native(x)
-        return y if self.bias is None else y.add_(self.bias)
+        return y if self.bias is None else add_(y, self.bias)
 
 
 class CudaLinear:

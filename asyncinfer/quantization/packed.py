@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from asyncinfer.kernels import onednn
 from asyncinfer.kernels.block_types import BLOCK_TYPES
 from asyncinfer.kernels.codes import decoded
-from asyncinfer.kernels.native import Layout, packed_kernel
+from asyncinfer.kernels.native import Layout, add_, packed_kernel
 from asyncinfer.quantization.blocks import BlockWeight
 from asyncinfer.quantization.laid import LaidWeight, laid
 from asyncinfer.quantization.packed_weight import PackedWeight
@@ -135,7 +135,7 @@ class PackedLinear:
             y = self._product(x)
         else:
             y = self._product(x.float()).to(x.dtype)
-        return y if self.bias is None else y.add_(self.bias)
+        return y if self.bias is None else add_(y, self.bias)
 
     def _by_tiles(self, x: torch.Tensor) -> torch.Tensor:
         outputs, inputs = self.rows.shape

@@ -20,6 +20,7 @@ from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.runner.graph_executor import GraphExecutor
 from asyncinfer.runner.input_batch import InputBatch
 from asyncinfer.runner.pending_step import BufferPool, PendingStep, StepBuffers
+from asyncinfer.runner.replay_executor import ReplayExecutor
 from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.runtime import current_check
 from asyncinfer.sampling import SamplingState, TokenHistory
@@ -60,7 +61,7 @@ class ModelRunner:
             kv: the pages of the KV groups of `spec`.
             groups: the number of each cache's group; None: each is a group, in order.
             accelerator: None on a CPU.
-            graphs: when decode steps are recorded on an accelerator.
+            graphs: when decode steps are recorded; a CPU records them when they occur, or never.
             graph_memory: bytes set aside for the intermediate tensors of a recorded step.
             deterministic: an answer is the same to the last bit, whatever is computed with it.
                 Nothing is recorded then.
@@ -86,29 +87,28 @@ class ModelRunner:
         )
         #: None where requests have no adapters.
         self.adapters = adapters
-        state = self.history, self._sampling
         self.executor: EagerExecutor
+        state, inputs = (self.history, self._sampling), InputBatch(spec)
         if deterministic:
-            inputs = InputBatch(spec)
             self.executor = DeterministicExecutor(
                 decoder, _without_states(kv), inputs, *state, spec.max_context, adapters
             )
-        elif accelerator is None or graphs == "off":
-            inputs = InputBatch(spec)
+        elif graphs == "off":
             self.executor = EagerExecutor(decoder, kv, inputs, *state, adapters, self._groups)
+        elif accelerator is None:
+            self.executor = ReplayExecutor(decoder, kv, spec, *state, adapters, self._groups)
         else:
-            recorded = GraphExecutor(
+            self.executor = recorded = GraphExecutor(
                 *(accelerator, decoder, _without_states(kv), spec, *state, adapters, groups),
                 hold=graph_memory,
                 fallbacks=self._fallbacks,
             )
             if graphs == "start":
                 recorded.record_all()
-            self.executor = recorded
 
     @property
     def architecture(self) -> str:
-        """The model's architecture, as its configuration names it."""
+        """The model's, as its configuration names it."""
         return self.decoder.config.architecture
 
     @property

@@ -197,7 +197,7 @@ def _runner(
             accelerator=accelerator,
             graphs=choose_graphs(config, kv, groups, fallbacks, predicts=bool(predicts))
             if accelerator is not None
-            else "off",
+            else config.cuda_graphs,
             graph_memory=graph_hold(config, decoder.config, decoder.dtype),
             deterministic=config.deterministic,
             # The last bits of a sum depend on how many threads share it.

@@ -34,6 +34,7 @@ from asyncinfer.planner import ModelSize, Storage, decode_floor, prefill_floor
 from asyncinfer.quantization import Linear, linear
 from asyncinfer.quantization.int8 import Int8Linear
 from asyncinfer.quantization.packed import PackedLinear
+from asyncinfer.runner import replay_executor
 from asyncinfer.testing import KVGroupSpec, RandomModel, RunnerSpec, Step
 from asyncinfer.testing.strict_runner import StrictRunner
 
@@ -99,6 +100,8 @@ def test_the_doctor_times_what_a_step_multiplies(monkeypatch: pytest.MonkeyPatch
 
         return made
 
+    # The calls of a recorded step are no layer's.
+    monkeypatch.setattr(replay_executor, "_STEPS", math.inf)
     for name in ("plain", "floats"):
         monkeypatch.setitem(linear._FORMATS, name, noted(linear._FORMATS[name]))
     with opened_driver(TINY, [(1, 40)], OPTIONS) as opened:

@@ -20,7 +20,7 @@ from asyncinfer.attention import gathered as gathered_module
 from asyncinfer.attention import kv as kv_module
 from asyncinfer.attention.contiguous import ContiguousKV
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.models import Decoder
+from asyncinfer.runner.replay_executor import ReplayExecutor
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -253,14 +253,14 @@ async def test_the_device_has_no_memory_for_a_step(
     prompts = [encode(engine, text) for text in PROMPTS]
     options: dict[str, Any] = {"max_tokens": 24, "temperature": 0.7, "top_p": 0.9}
     alone = [(await answers(engine, [prompt], seed=3, **options))[0] for prompt in prompts]
-    forward, calls = Decoder.forward, itertools.count()
+    forward, calls = ReplayExecutor.forward, itertools.count()
 
-    def cramped(self: Decoder, *arguments: Any) -> torch.Tensor:
+    def cramped(self: ReplayExecutor, *arguments: Any) -> torch.Tensor:
         if next(calls) in (0, 4, 11):
             raise torch.OutOfMemoryError("planted")
         return forward(self, *arguments)
 
-    monkeypatch.setattr(Decoder, "forward", cramped)
+    monkeypatch.setattr(ReplayExecutor, "forward", cramped)
     assert await answers(engine, prompts, seed=3, **options) == alone
     assert next(calls) > 24
     assert engine.stats().preemptions > 0

@@ -1,8 +1,9 @@
 """CPU operators that LLVM compiles for this machine's processor. `llvmlite` contains LLVM, so no
 compiler has to be installed; without `llvmlite`, torch's operators are used."""
 
-from asyncinfer.kernels.native.between import between_kernels, kv_write
+from asyncinfer.kernels.native.between import add_, between_kernels, head_norm, kv_write
 from asyncinfer.kernels.native.blocked import BlockedWeight
+from asyncinfer.kernels.native.calls import Arena, RecordedCalls, Recording
 from asyncinfer.kernels.native.decode import decode_kernel
 from asyncinfer.kernels.native.host import NEEDED, available
 from asyncinfer.kernels.native.laying import LayingKernels, laying_kernels
@@ -13,14 +14,19 @@ from asyncinfer.kernels.native.prefill import PrefillKernel, prefill_kernel
 
 __all__ = [
     "NEEDED",
+    "Arena",
     "BlockedWeight",
     "LayingKernels",
     "Layout",
     "LoraKernel",
     "PrefillKernel",
+    "RecordedCalls",
+    "Recording",
+    "add_",
     "available",
     "between_kernels",
     "decode_kernel",
+    "head_norm",
     "kv_write",
     "laying_kernels",
     "lora_kernel",

@@ -98,6 +98,17 @@ class Assembly:
         self.on_threads(b, work, task, b.trunc(self.field(b, task, "threads"), self.i32))
         b.ret_void()
 
+    def from_task(self, name: str, function: Any) -> None:
+        """The public function `name(task)`, which calls `function` with the task's fields. They
+        have 64 bits, of which a narrower argument takes the lowest."""
+        public, b = self.begin(name, self.pointer, public=True)
+        (task,) = public.args
+        places = [self.at(b, task, self.integer(8 * index)) for index in range(len(function.args))]
+        kinds = [argument.type for argument in function.args]
+        fields = zip(places, kinds, strict=True)
+        b.call(function, [b.load(place, typ=kind, align=8) for place, kind in fields])
+        b.ret_void()
+
     def load(self, b: Any, floats: Any, number: Any) -> Any:
         """A vector of float32 numbers from this one on."""
         at = self.at(b, floats, b.mul(number, self.integer(4)))

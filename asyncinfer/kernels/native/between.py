@@ -3,25 +3,30 @@ takes a third of the time that calling torch's operators takes."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 
 import torch
+import torch.nn.functional as F
 
 from asyncinfer.kernels import reference
 from asyncinfer.kernels.native.between_code import NAMES, between_code
+from asyncinfer.kernels.native.calls import NativeFunction, empty, float_bits
 from asyncinfer.kernels.native.host import Host, compiled, host
 
-__all__ = ["BetweenKernels", "between_kernels", "kv_write", "rms_norm", "rope", "silu_mul"]
+__all__ = [
+    "BetweenKernels",
+    "add_",
+    "between_kernels",
+    "head_norm",
+    "kv_write",
+    "rms_norm",
+    "rope",
+    "silu_mul",
+]
 
-_pointer, _long = ctypes.c_void_p, ctypes.c_int64
-_KINDS = {
-    "rms_norm": ((_pointer,) * 3, (_long,) * 2, (ctypes.c_float,)),
-    "silu_mul": ((_pointer,) * 2, (_long,) * 2),
-    "rope": ((_pointer,) * 4, (_long,) * 4),
-    "kv_write": ((_pointer,) * 3, (_long,) * 4),
-}
+#: Arguments of each function.
+_FIELDS = {"rms_norm": 8, "silu_mul": 4, "rope": 8, "kv_write": 7, "add": 5}
 #: Numbers above which torch's threads are faster than one call without them.
 _MOST = 1 << 17
 
@@ -32,15 +37,15 @@ class BetweenKernels:
     """The operators of `kernels.ops` with these names. Each row is computed by itself. A method
     returns None where torch's operators must compute the result."""
 
-    __slots__ = ("_lanes", "_norm", "_rope", "_silu", "_write")
+    __slots__ = ("_add", "_lanes", "_norm", "_rope", "_silu", "_write")
 
     def __init__(self, target: Host) -> None:
         """Raises `RuntimeError` where the code cannot be made."""
         self._lanes = target.lanes
         text = functools.partial(between_code, target.lanes)
         addresses = compiled("between", text, target, NAMES, {})
-        self._norm, self._silu, self._rope, self._write = (
-            ctypes.CFUNCTYPE(None, *(kind for kinds in _KINDS[name] for kind in kinds))(address)
+        self._norm, self._silu, self._rope, self._write, self._add = (
+            NativeFunction(address, _FIELDS[name])
             for name, address in zip(NAMES, addresses, strict=True)
         )
 
@@ -48,16 +53,27 @@ class BetweenKernels:
         size = x.shape[-1]
         if size % self._lanes or not (_dense(x) and _dense(weight)):
             return None
-        y = torch.empty_like(x)
-        rows = x.numel() // size
-        self._norm(y.data_ptr(), x.data_ptr(), weight.data_ptr(), rows, size, eps)
+        y = empty(*x.shape)
+        places = y.data_ptr(), x.data_ptr(), weight.data_ptr()
+        self._norm(*places, x.numel() // size, 1, size, size, float_bits(eps))
+        return y
+
+    def head_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
+        """`rms_norm` of each head of `x` `[tokens, heads, size]`, with weights `[heads, size]`."""
+        tokens, heads, size = x.shape
+        stride, *inside = x.stride()
+        if size % self._lanes or inside != [size, 1] or not (_plain(x) and _dense(weight)):
+            return None
+        y = empty(tokens, heads, size)
+        places = y.data_ptr(), x.data_ptr(), weight.data_ptr()
+        self._norm(*places, tokens, heads, size, stride, float_bits(eps))
         return y
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor | None:
         rows, both = gate_up.shape
         if both // 2 % self._lanes or not _dense(gate_up):
             return None
-        y = gate_up.new_empty(rows, both // 2)
+        y = empty(rows, both // 2)
         self._silu(y.data_ptr(), gate_up.data_ptr(), rows, both // 2)
         return y
 
@@ -67,7 +83,7 @@ class BetweenKernels:
         given = _plain(x) and _dense(cos) and _dense(sin)
         if size // 2 % self._lanes or inside != [size, 1] or not given:
             return None
-        y = x.new_empty(tokens, heads, size)
+        y = empty(tokens, heads, size)
         places = (each.data_ptr() for each in (y, x, cos, sin))
         self._rope(*places, tokens, heads, size // 2, stride)
         return y
@@ -81,6 +97,17 @@ class BetweenKernels:
             return False
         places = (each.data_ptr() for each in (pages, x, slots))
         self._write(*places, tokens, heads, size, stride)
+        return True
+
+    def add(self, y: torch.Tensor, x: torch.Tensor) -> bool:
+        """Add `x` `[rows, size]` or `[size]` to `y` `[rows, size]`; False where torch must do
+        it."""
+        rows, size = y.shape
+        if size % self._lanes or x.shape not in ((rows, size), (size,)):
+            return False
+        if not (_dense(y) and _dense(x)):
+            return False
+        self._add(y.data_ptr(), x.data_ptr(), rows, size, size if x.ndim == 2 else 0)
         return True
 
 
@@ -112,13 +139,16 @@ def is_right(kernels: BetweenKernels) -> bool:
 
     x, weight, gates = some(3, 48), some(48), some(3, 96) * 4
     heads, cos, sin = some(3, 5, 64)[:, :4], some(3, 1, 64), some(3, 1, 64)
+    norms = some(4, 64)
     pages, slots = torch.zeros(16, 64), torch.tensor([15, 1, 0, 7, 8, 3, 9, 2, 4, 6, 5, 12])
     written = pages.index_copy(0, slots, heads.flatten(0, 1))
     pairs = (
         (kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)),
+        (kernels.head_norm(heads, norms, 1e-5), F.rms_norm(heads, (64,), None, 1e-5) * norms),
         (kernels.silu_mul(gates), reference.silu_mul(gates)),
         (kernels.rope(heads, cos, sin), reference.rope(heads, cos, sin)),
         (pages if kernels.kv_write(pages, heads, slots) else None, written),
+        *((y if kernels.add(y := x.clone(), more) else None, x + more) for more in (x * 2, weight)),
     )
     return all(
         found is not None and torch.allclose(found, right, rtol=1e-5, atol=1e-5)
@@ -139,6 +169,12 @@ def rms_norm(
     return kernels.rms_norm(x, weight, eps)
 
 
+def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
+    """`BetweenKernels.head_norm`; None where torch must compute it."""
+    kernels = _kernels() if _few(x) else None
+    return None if kernels is None else kernels.head_norm(x, weight, eps)
+
+
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor | None:
     """`reference.silu_mul`; None where torch must compute it."""
     kernels = _kernels() if _few(gate_up) else None
@@ -149,6 +185,12 @@ def kv_write(pages: torch.Tensor, x: torch.Tensor, slots: torch.Tensor) -> bool:
     """`BetweenKernels.kv_write`; False where torch must do it."""
     kernels = _kernels() if _few(x) else None
     return kernels is not None and kernels.kv_write(pages, x, slots)
+
+
+def add_(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """`y.add_(x)`."""
+    kernels = _kernels() if y.ndim == 2 and _few(y) else None
+    return y if kernels is not None and kernels.add(y, x) else y.add_(x)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:

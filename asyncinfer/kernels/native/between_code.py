@@ -10,19 +10,23 @@ from asyncinfer.kernels.native.assembly import Assembly
 
 __all__ = ["NAMES", "between_code"]
 
-#: The functions, each of which writes float32 numbers to its first argument.
-NAMES = ("rms_norm", "silu_mul", "rope", "kv_write")
+#: The functions, each of which writes float32 numbers to its first argument. Its arguments are the
+#: fields of a task.
+NAMES = ("rms_norm", "silu_mul", "rope", "kv_write", "add")
 
 
 def between_code(lanes: int) -> str:
     """The assembly of
 
-    - `rms_norm(y, x, weight, rows, size, eps)`, all `[rows, size]` but for `weight` `[size]`,
+    - `rms_norm(y, x, weight, rows, heads, size, stride, eps)` of `heads` of `size` numbers,
+      `stride` numbers from one row of `x` to the next; `weight` `[heads, size]`,
     - `silu_mul(y, x, rows, size)` of `x` `[rows, 2 * size]`,
     - `rope(y, x, cos, sin, tokens, heads, half, stride)` of `heads` of `2 * half` numbers, `stride`
       numbers from one token of `x` to the next; `cos` and `sin` `[tokens, 2 * half]`,
     - `kv_write(pages, x, slots, tokens, heads, size, stride)`, which puts each head of `x` where
-      int64 `slots` `[tokens, heads]` say in `pages` `[any, size]`.
+      int64 `slots` `[tokens, heads]` say in `pages` `[any, size]`,
+    - `add(y, x, rows, size, stride)`, which adds `x` to `y` `[rows, size]`, `stride` numbers from
+      one row of `x` to the next.
 
     Sizes are above 0; `size` and `half` are multiples of `lanes`.
     """
@@ -37,16 +41,18 @@ class _BetweenCode(Assembly):
         self._gate()
         self._rotation()
         self._write()
+        self._add()
         return str(self.module)
 
     def _norm(self) -> None:
-        kinds = [self.pointer] * 3 + [self.i64] * 2 + [self.float]
-        function, b = self.begin("rms_norm", *kinds, public=True)
-        y, x, weight, rows, size, eps = function.args
+        function, b = self._begun("rms_norm", *([self.pointer] * 3 + [self.i64] * 4 + [self.float]))
+        y, x, weight, rows, heads, size, stride, eps = function.args
 
-        def row(b: Any, number: Any) -> None:
-            start = b.mul(number, size)
-            ours, into = self._number(b, x, start), self._number(b, y, start)
+        def head(b: Any, number: Any, which: Any) -> None:
+            skip = b.mul(which, size)
+            ours = self._number(b, x, b.add(b.mul(number, stride), skip))
+            into = self._number(b, y, b.add(b.mul(b.mul(number, heads), size), skip))
+            weights = self._number(b, weight, skip)
 
             def add(b: Any, at: Any, sums: Sequence[Any]) -> Sequence[Any]:
                 value = self.load(b, ours, at)
@@ -58,17 +64,23 @@ class _BetweenCode(Assembly):
             factor = self.everywhere(b, b.fdiv(self.ir.Constant(self.float, 1.0), root))
 
             def scale(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                weighed = b.fmul(self.load(b, ours, at), self.load(b, weight, at))
+                weighed = b.fmul(self.load(b, ours, at), self.load(b, weights, at))
                 self.store(b, b.fmul(weighed, factor), into, at)
                 return []
 
             self.loop(b, size, self.lanes, scale, [])
 
+        def row(b: Any, number: Any) -> None:
+            def one(b: Any, which: Any, _: Sequence[Any]) -> Sequence[Any]:
+                head(b, number, which)
+                return []
+
+            self.loop(b, heads, 1, one, [])
+
         self._rows(b, rows, row)
 
     def _gate(self) -> None:
-        kinds = [self.pointer] * 2 + [self.i64] * 2
-        function, b = self.begin("silu_mul", *kinds, public=True)
+        function, b = self._begun("silu_mul", *([self.pointer] * 2 + [self.i64] * 2))
         y, x, rows, size = function.args
         one, binary = self.all(1.0), self.all(-1 / math.log(2))
 
@@ -91,8 +103,7 @@ class _BetweenCode(Assembly):
         self._rows(b, rows, row)
 
     def _rotation(self) -> None:
-        kinds = [self.pointer] * 4 + [self.i64] * 4
-        function, b = self.begin("rope", *kinds, public=True)
+        function, b = self._begun("rope", *([self.pointer] * 4 + [self.i64] * 4))
         y, x, cos, sin, tokens, heads, half, stride = function.args
         size = b.mul(half, self.integer(2))
 
@@ -120,8 +131,7 @@ class _BetweenCode(Assembly):
         self._rows(b, tokens, token)
 
     def _write(self) -> None:
-        kinds = [self.pointer] * 3 + [self.i64] * 4
-        function, b = self.begin("kv_write", *kinds, public=True)
+        function, b = self._begun("kv_write", *([self.pointer] * 3 + [self.i64] * 4))
         pages, x, slots, tokens, heads, size, stride = function.args
 
         def token(b: Any, number: Any) -> None:
@@ -143,6 +153,29 @@ class _BetweenCode(Assembly):
             self.loop(b, heads, 1, head, [])
 
         self._rows(b, tokens, token)
+
+    def _add(self) -> None:
+        function, b = self._begun("add", *[self.pointer] * 2, *[self.i64] * 3)
+        y, x, rows, size, stride = function.args
+
+        def row(b: Any, number: Any) -> None:
+            into = self._number(b, y, b.mul(number, size))
+            more = self._number(b, x, b.mul(number, stride))
+
+            def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
+                total = b.fadd(self.load(b, into, at), self.load(b, more, at))
+                self.store(b, total, into, at)
+                return []
+
+            self.loop(b, size, self.lanes, part, [])
+
+        self._rows(b, rows, row)
+
+    def _begun(self, name: str, *kinds: Any) -> tuple[Any, Any]:
+        """What `begin` gives for a function that `name(task)` calls."""
+        function, b = self.begin(f"{name}_of", *kinds)
+        self.from_task(name, function)
+        return function, b
 
     def _rows(self, b: Any, rows: Any, body: Callable[[Any, Any], None]) -> None:
         """Emit a loop over rows, and the function's end."""

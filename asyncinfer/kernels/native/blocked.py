@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 
 import torch
 
 from asyncinfer.kernels.native.blocked_code import FIELDS, OUTPUTS, blocked_code, padded_inputs
+from asyncinfer.kernels.native.calls import ALWAYS, NEVER, NativeFunction, empty
 from asyncinfer.kernels.native.host import Host, compiled, host
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = ["BlockedWeight", "blocked_kernel"]
 
-_Task = ctypes.c_int64 * len(FIELDS)
 #: Numbers of a weight below which another thread costs more than it saves.
 _SHARED = 1 << 15
 _DTYPES = ("torch.float32", "torch.bfloat16")
@@ -35,7 +34,7 @@ class BlockedKernel:
         text = functools.partial(blocked_code, self._dtype, target.lanes)
         what, symbols = f"blocked {self._dtype}", {"GOMP_parallel": region}
         (address,) = compiled(what, text, target, ("product",), symbols)
-        self._product = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        self._product = NativeFunction(address, len(FIELDS), FIELDS.index("threads"))
 
     def __call__(
         self, x: torch.Tensor, place: int, outputs: int, inputs: int, block: int
@@ -43,11 +42,11 @@ class BlockedKernel:
         """`x W^T` `[rows, outputs]`, of the dtype of `x` `[rows, inputs]`. `place`: the address of
         W's blocks of `block` bytes, see `blocked_code`."""
         rows = x.float().contiguous()
-        y = rows.new_empty(x.shape[0], outputs)
-        threads = torch.get_num_threads() if outputs * inputs > _SHARED else 1
-        sizes = outputs, inputs, block, x.shape[0], threads, 0
-        task = _Task(place, rows.data_ptr(), y.data_ptr(), *sizes)
-        self._product(ctypes.addressof(task))
+        y = empty(x.shape[0], outputs)
+        shared = outputs * inputs > _SHARED
+        sizes = outputs, inputs, block, x.shape[0], torch.get_num_threads() if shared else 1, 0
+        places = place, rows.data_ptr(), y.data_ptr()
+        self._product(*places, *sizes, shared_above=ALWAYS if shared else NEVER)
         return y.to(x.dtype)
 
     def block_bytes(self, inputs: int) -> int:

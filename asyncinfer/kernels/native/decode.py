@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 
 import torch
 
+from asyncinfer.kernels.native.calls import NativeFunction, empty, room_threads
 from asyncinfer.kernels.native.decode_code import FIELDS, SPARE, decode_code, heads_at_once
 from asyncinfer.kernels.native.host import Host, compiled, host
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = ["DecodeKernel", "decode_kernel", "is_right"]
 
-_Task = ctypes.c_int64 * len(FIELDS)
 #: Numbers of keys and values below which another thread costs more than it saves.
 _SHARED = 1 << 15
 #: Keys of a row that are read at once: their scores stay in a core's nearest cache, and a thread's
@@ -47,7 +46,7 @@ class DecodeKernel:
         about = name, head_dim, self._heads, target.lanes, scale
         what, text = f"decode {about}", functools.partial(decode_code, *about)
         (address,) = compiled(what, text, target, ("attend",), {"GOMP_parallel": region})
-        self._attend = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        self._attend = NativeFunction(address, len(FIELDS), FIELDS.index("threads"))
 
     def __call__(
         self,
@@ -63,15 +62,16 @@ class DecodeKernel:
         each row, and `lengths` int32 `[rows]` its tokens, at least one and at most `longest`."""
         rows, heads, head_dim = q.shape
         _, kv_heads, block, _ = k.shape
-        queries = q.float().contiguous()
-        out = torch.empty_like(queries)
-        threads = 1
-        if rows * kv_heads * longest * head_dim > _SHARED:
-            threads = torch.get_num_threads()
+        queries = q.float()
+        if queries.stride()[1:] != (head_dim, 1):
+            queries = queries.contiguous()
+        out = empty(rows, heads, head_dim)
+        shared_above = _SHARED / (rows * kv_heads * head_dim)
+        threads = torch.get_num_threads() if longest > shared_above else 1
         span = max(1, _SPAN // block) * block
         stride = min(span, longest) + SPARE
-        scratch = torch.empty(threads * self._heads * stride)
-        task = _Task(
+        scratch = empty(room_threads(threads) * self._heads * stride)
+        self._attend(
             queries.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
@@ -83,14 +83,15 @@ class DecodeKernel:
             kv_heads,
             heads // kv_heads // self._heads,
             block,
+            queries.stride(0),
             tables.stride(0),
             stride,
             span,
             threads,
             0,
             0,
+            shared_above=shared_above,
         )
-        self._attend(ctypes.addressof(task))
         return out.view(rows, -1).to(q.dtype)
 
 

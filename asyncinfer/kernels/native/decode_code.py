@@ -26,6 +26,7 @@ FIELDS = (
     "kv_heads",
     "shares",
     "block",
+    "row_stride",
     "table_stride",
     "scratch_stride",
     "span",
@@ -54,7 +55,8 @@ def decode_code(dtype: str, head_dim: int, heads: int, lanes: int, scale: float)
     `heads` at once, and multiplies scores by `scale`.
 
     Pages are of `dtype`, `[blocks, kv_heads, block, head_dim]`; `q` and `out` float32 `[rows,
-    kv_heads * shares * heads, head_dim]`; `tables` int32 `[rows, table_stride]`; `lengths` int32
+    kv_heads * shares * heads, head_dim]`, `row_stride` numbers from one row of `q` to the next;
+    `tables` int32 `[rows, table_stride]`; `lengths` int32
     `[rows]`, none of them 0. A row's keys are taken `span` at a time, a multiple of `block`, by an
     online softmax (Milakov and Gimelshein, 2018); `scratch` float32 `[threads, heads,
     scratch_stride]` is `SPARE` wider than a span or the longest row. `started` and `next` are 0.
@@ -82,8 +84,8 @@ class _DecodeCode(Assembly):
         q, keys, pages_of_values, out, tables, lengths, scratch = (
             self.address(b, task, name) for name in FIELDS[:7]
         )
-        rows, kv_heads, shares, block, table_stride, stride, span = (
-            self.field(b, task, name) for name in FIELDS[7:14]
+        rows, kv_heads, shares, block, row_stride, table_stride, stride, span = (
+            self.field(b, task, name) for name in FIELDS[7:15]
         )
         place = self.counted(b, task, "started")
         floats = self.integer(4 * self._heads)
@@ -96,9 +98,11 @@ class _DecodeCode(Assembly):
         head = b.sdiv(b.srem(index, each_row), shares)
         table = self.at(b, tables, b.mul(b.mul(row, table_stride), self.integer(4)))
         length = self._integer(b, lengths, row)
-        start = b.mul(index, self.integer(4 * self._heads * self._head_dim))
+        taken = self.integer(4 * self._heads * self._head_dim)
         skip, between = b.mul(head, page), b.mul(kv_heads, page)
-        queries, into = self.at(b, q, start), self.at(b, out, start)
+        row_start = b.mul(b.mul(row, row_stride), self.integer(4))
+        queries = self.at(b, q, b.add(row_start, b.mul(b.srem(index, each_row), taken)))
+        into = self.at(b, out, b.mul(index, taken))
 
         def part(b: Any, index: Any, values: Sequence[Any]) -> Sequence[Any]:
             first = b.mul(index, span)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 import time
@@ -12,6 +11,14 @@ import torch
 
 from asyncinfer.kernels.block_types import block_floats
 from asyncinfer.kernels.codes import decoded
+from asyncinfer.kernels.native.calls import (
+    ALWAYS,
+    NEVER,
+    NativeFunction,
+    empty,
+    float_bits,
+    room_threads,
+)
 from asyncinfer.kernels.native.host import Host, compiled, host
 from asyncinfer.kernels.native.packed_blocks import WHOLE, Layout
 from asyncinfer.kernels.native.packed_code import ROWS, packed_code
@@ -19,8 +26,8 @@ from asyncinfer.kernels.native.threads import ThreadChoices, parallel_region
 
 __all__ = ["PackedKernel", "packed_kernel"]
 
-_pointer, _long = ctypes.c_void_p, ctypes.c_int64
-_KINDS = (_pointer,) * 4 + (_long,) * 4 + (ctypes.c_float, ctypes.c_uint32)
+#: Fields of a task, and which of them says how many threads it takes.
+_FIELDS, _THREADS = 10, 9
 #: Chunks of W's rows for each thread: where another program slows one thread, the others take its
 #: chunks.
 _CHUNKS = 4
@@ -51,9 +58,9 @@ class PackedKernel:
         text = functools.partial(packed_code, layout, target, parallel=self._threads)
         what = f"packed {layout}, parallel={self._threads}"
         symbols = {} if region is None else {"GOMP_parallel": region}
-        kind = ctypes.CFUNCTYPE(None, *_KINDS)
-        addresses = compiled(what, text, target, ("product", "floats", "halves"), symbols)
-        self._product, *unpack = map(kind, addresses)
+        names = "product_task", "floats_task", "halves_task"
+        addresses = compiled(what, text, target, names, symbols)
+        self._product, *unpack = (NativeFunction(each, _FIELDS, _THREADS) for each in addresses)
         self._unpack = dict(zip((torch.float32, torch.bfloat16), unpack, strict=True))
 
     def __call__(self, x: torch.Tensor, blocks: torch.Tensor, factor: float) -> torch.Tensor:
@@ -63,34 +70,34 @@ class PackedKernel:
         x = x.contiguous()
         rows, inputs = x.shape
         outputs, groups, _ = blocks.shape
-        y = x.new_empty(rows, outputs)
+        y = empty(rows, outputs)
         if not y.numel():
             return y
         size = max(4 * self._batch, _CACHED // (4 * inputs))
         for start in range(0, rows, size):
             count = min(size, rows - start)
-            threads, choice = 1, None
-            if self._threads and outputs * inputs * count > _SHARED:
-                threads = torch.get_num_threads()
+            shared, choice = self._threads and outputs * inputs * count > _SHARED, None
+            threads = torch.get_num_threads() if shared else 1
             began = time.perf_counter()
             if threads > 1:
                 choice = self._choices.of(outputs, inputs, count)
                 threads = threads if choice.shares(began) else 1
-            scratch = None
+            scratch, most = None, room_threads(threads)
             if count > self._batch:
-                scratch = torch.empty(threads * ROWS * inputs)
-            chunk = -(-outputs // (threads * _CHUNKS * ROWS)) * ROWS
+                scratch = empty(most * ROWS * inputs)
+            chunk = -(-outputs // (most * _CHUNKS * ROWS)) * ROWS
             self._product(
                 blocks.data_ptr(),
                 x.data_ptr() + 4 * start * inputs,
                 y.data_ptr() + 4 * start * outputs,
-                None if scratch is None else scratch.data_ptr(),
+                0 if scratch is None else scratch.data_ptr(),
                 outputs,
                 count,
                 groups if self._layout.group else inputs,
                 chunk,
-                factor,
+                float_bits(factor),
                 threads,
+                shared_above=ALWAYS if shared else NEVER,
             )
             if choice is not None:
                 choice.took(threads > 1, began, time.perf_counter())
@@ -110,8 +117,8 @@ class PackedKernel:
         if y.numel():
             chunk = -(-outputs // (threads * _CHUNKS))
             count = groups if layout.group else inputs
-            places = blocks.data_ptr(), None, y.data_ptr(), None
-            self._unpack[y.dtype](*places, outputs, 0, count, chunk, 1.0, threads)
+            places = blocks.data_ptr(), 0, y.data_ptr(), 0
+            self._unpack[y.dtype](*places, outputs, 0, count, chunk, float_bits(1.0), threads)
         return y
 
 

@@ -79,6 +79,7 @@ class _PackedCode(Blocks):
         else:
             self.on_threads(b, work, task, threads)
         b.ret_void()
+        self.from_task(f"{name}_task", function)
 
     @property
     def _task(self) -> Any:

@@ -1,0 +1,210 @@
+"""Decode steps by recorded calls of native code, beside the layers' own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+
+from asyncinfer.adapters import AdapterPool
+from asyncinfer.attention import FixedRows
+from asyncinfer.kernels import onednn
+from asyncinfer.kernels.native import RecordedCalls, available
+from asyncinfer.layers import DecoderLayer, ForwardPass
+from asyncinfer.models import Decoder, ModelConfig, tensor_table
+from asyncinfer.runner import replay_executor as module
+
+pytestmark = pytest.mark.skipif(not available(), reason="no native code for this processor")
+
+#: Wide enough for native code on every processor that has some.
+WIDE = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=60,
+    hidden_size=128,
+    intermediate_size=192,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    max_context=640,
+)
+ROWS = 5
+#: Makes a `Hand` for a model: one that replays, and one that never does.
+MakeHands = Callable[[ModelConfig], tuple[Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in oneDNN's layout, also where torch's own products are as fast."""
+    if not onednn.available(torch.float32):
+        pytest.skip("torch is built without oneDNN")
+    monkeypatch.setattr(onednn, "reorder_is_faster", lambda _: True)
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The longest row of each replay, all of which are made at once."""
+    monkeypatch.setattr(module, "_LONG", inf)
+    seen: list[int] = []
+    replay = RecordedCalls.replay
+
+    def counted(self: RecordedCalls, threads: int, longest: int) -> None:
+        seen.append(longest)
+        replay(self, threads, longest)
+
+    monkeypatch.setattr(RecordedCalls, "replay", counted)
+    return seen
+
+
+def decoder_of(config: ModelConfig) -> Decoder:
+    numbers = torch.Generator().manual_seed(3)
+
+    def weight(name: str) -> torch.Tensor:
+        shape = tensor_table(config)[name].shape
+        values = torch.randn(shape, generator=numbers)
+        return values.abs() + 0.5 if name.endswith("norm") else values * 0.1
+
+    return Decoder(config, weight)
+
+
+@pytest.fixture
+def hands(make_hand: Callable[..., Any]) -> MakeHands:
+    def made(config: ModelConfig) -> tuple[Any, Any]:
+        decoder = decoder_of(config)
+        return make_hand(decoder=decoder), make_hand(decoder=decoder, graphs="off")
+
+    return made
+
+
+def decode(hand: Any, steps: int, rows: int = ROWS) -> list[object]:
+    """Answers of so many rows, whose lengths pass ends of blocks at different steps."""
+    results: list[object] = []
+    lengths = [3 + 2 * slot for slot in range(rows)]
+    for slot, length in enumerate(lengths):
+        hand.join(slot, [(slot * 7 + i * i) % 55 for i in range(length)], logprobs=2)
+        hand.row(slot, 0, length)
+    results.append(result_of(hand))
+    for step in range(steps):
+        for slot, length in enumerate(lengths):
+            hand.row(slot, length + step, 1)
+        results.append(result_of(hand))
+    return results
+
+
+def result_of(hand: Any) -> object:
+    found = hand.step()
+    return found.tokens, found.logprobs
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"qkv_bias": True},
+        {"num_heads": 2, "num_kv_heads": 1},
+        {"qk_norm": "head"},
+        {"num_layers": 5},
+    ],
+    ids=str,
+)
+def test_replayed_steps_give_the_same_bits(
+    changes: dict[str, Any], hands: MakeHands, replays: list[int]
+) -> None:
+    hand, right = hands(replace(WIDE, **changes))
+    assert decode(hand, 30) == decode(right, 30)
+    pages, expected = hand.kv.storage, right.kv.storage
+    assert torch.equal(pages.view(torch.int32), expected.view(torch.int32))
+    # The fourth step of so many rows is recorded, and every later one is replayed.
+    assert len(replays) == 1 + 26
+    assert replays[-1] == 3 + 2 * (ROWS - 1) + 30
+
+
+def test_each_number_of_rows_has_a_recording(hands: MakeHands, replays: list[int]) -> None:
+    hand, right = hands(WIDE)
+    for rows in (1, 3, 2, 3, 1):
+        for each in (hand, right):
+            for slot in list(each.tables):
+                each.leave(slot)
+        before = len(replays)
+        assert decode(hand, 9, rows) == decode(right, 9, rows)
+        assert len(replays) > before
+
+
+def test_rows_on_other_numbers_of_threads(hands: MakeHands, replays: list[int]) -> None:
+    hand, right = hands(WIDE)
+    expected = decode(right, 12)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        found = decode(hand, 12)
+        for slot in list(hand.tables):
+            hand.leave(slot)
+        torch.set_num_threads(1)
+        assert decode(hand, 12) == expected
+    finally:
+        torch.set_num_threads(before)
+    assert found == expected
+    assert len(replays) > 12
+
+
+def test_a_long_replay_is_made_layer_by_layer(
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
+) -> None:
+    """The interpreter can be left between two layers."""
+    monkeypatch.setattr(module, "_LONG", -1.0)
+    hand, right = hands(WIDE)
+    between: list[None] = []
+    expected = decode(right, 8)
+    monkeypatch.setattr(hand.runner.decoder, "between_layers", lambda: between.append(None))
+    assert decode(hand, 8) == expected
+    assert not replays
+    # The prompt and each of the steps.
+    assert len(between) >= 9 * WIDE.num_layers
+
+
+def test_layers_that_call_torch_are_not_recorded(hands: MakeHands, replays: list[int]) -> None:
+    hand, right = hands(replace(WIDE, activation="gelu"))
+    assert decode(hand, 8) == decode(right, 8)
+    assert not replays
+
+
+def test_a_recording_that_gives_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
+) -> None:
+    hand, right = hands(WIDE)
+    expected = decode(right, 12)
+    call: Callable[..., torch.Tensor] = DecoderLayer.__call__
+
+    def other(self: DecoderLayer, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
+        """The layer, which leaves its norm out while calls are recorded."""
+        recorded = isinstance(next(iter(forward.attends.values())), FixedRows)
+        if not recorded:
+            return call(self, x, forward)
+        return self.mlp(self.attention(x, forward), None)
+
+    monkeypatch.setattr(DecoderLayer, "__call__", other)
+    assert decode(hand, 12) == expected
+    # The pages, too, are those of the layers.
+    pages, right_pages = hand.kv.storage, right.kv.storage
+    assert torch.equal(pages.view(torch.int32), right_pages.view(torch.int32))
+    # One replay found the difference, and none followed.
+    assert len(replays) == 1
+
+
+def test_rows_with_an_adapter_are_computed_by_the_layers(
+    make_hand: Callable[..., Any], replays: list[int]
+) -> None:
+    decoder = decoder_of(WIDE)
+    pool = AdapterPool(
+        WIDE, decoder.device, decoder.dtype, max_adapters=1, max_rank=4, max_bytes=1 << 20
+    )
+    hand = make_hand(decoder=decoder, adapters=pool)
+    hand.join(0, [1, 2, 3], adapter=0)
+    hand.row(0, 0, 3)
+    hand.step()
+    hand.decode(0, 3, 8)
+    assert not replays
