@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from difflib import get_close_matches
 from itertools import chain, islice
 from numbers import Integral, Real
 from typing import Any, Final
@@ -42,11 +41,7 @@ __all__ = [
     "check_text_messages",
     "check_token_ids",
     "checking_config",
-    "suggestion",
 ]
-
-#: Characters of a name by which near ones are looked for.
-MOST_NEAR: Final = 64
 
 
 class Frozen(dict[Any, Any]):
@@ -63,13 +58,6 @@ class Frozen(dict[Any, Any]):
 
     def __reduce__(self) -> tuple[type[Frozen], tuple[dict[Any, Any]]]:
         return Frozen, (dict(self),)
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known name, if one is near."""
-    # The search takes time quadratic in the length.
-    near = get_close_matches(name[:MOST_NEAR], [*known], n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from asyncinfer.checks import (
     check_real,
     check_seconds,
     checking_config,
-    suggestion,
 )
 from asyncinfer.errors import InvalidConfig, Size
 from asyncinfer.plugins.chosen import Chosen, chosen_name
@@ -24,6 +23,7 @@ from asyncinfer.protocols.eviction import EvictionPolicy
 from asyncinfer.protocols.observer import Observer
 from asyncinfer.protocols.proposer import Proposer
 from asyncinfer.protocols.scheduling import SchedulingPolicy
+from asyncinfer.suggestions import suggestion
 
 __all__ = [
     "HEAD",

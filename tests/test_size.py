@@ -18,7 +18,7 @@ MOST = {
     "cli": 2_993,
     "clients": 572,
     "doctor": 689,
-    "engine": 8_786,
+    "engine": 8_796,
     "files": 159,
     "grammar": 1_007,
     "integrations": 1_648,
@@ -39,11 +39,11 @@ MOST = {
     "telemetry": 600,
     "testing": 9_946,
     "text": 3_400,
-    "tools": 2_536,
+    "tools": 2_537,
     "weights": 3_165,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_312
+MOST_BESIDE = 2_348
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 MODULE = '''"""Of two lines.

@@ -9,9 +9,9 @@ from itertools import count
 from threading import RLock
 from typing import Any, Protocol
 
-from asyncinfer.checks import suggestion
 from asyncinfer.errors import AsyncInferError, InvalidRequest
 from asyncinfer.stats import AdapterInfo, EngineStats
+from asyncinfer.suggestions import suggestion
 
 __all__ = ["AdapterInSlot", "AdapterRegistry", "AdapterUse", "PendingLoad", "RunnerAdapters"]
 

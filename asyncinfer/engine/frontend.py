@@ -65,7 +65,9 @@ class Frontend:
         """The open core. Raises `EngineClosed` or `EngineDead` if there is none."""
         self.check_process()
         if self.core is None:
-            raise EngineClosed("the engine is not open; use `async with Engine(...)`")
+            raise EngineClosed(
+                "the engine is not open; use `async with`, or `with` for a SyncEngine"
+            )
         self.admission.check()
         return self.core
 

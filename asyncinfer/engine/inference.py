@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from asyncinfer.bounds import MAX_N
-from asyncinfer.checks import check_integer, suggestion
+from asyncinfer.checks import check_integer
 from asyncinfer.chunk import Completion
 from asyncinfer.config import EngineConfig, OnFull
 from asyncinfer.engine.beam_group import BEAM_SAMPLING, BeamOptions
@@ -22,12 +24,12 @@ from asyncinfer.engine.stream import Stream
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Pooling
+from asyncinfer.suggestions import suggestion
 from asyncinfer.tools import ChatOptions
 
 __all__ = ["Inference"]
 
 _SAMPLING = frozenset(field.name for field in dataclasses.fields(SamplingParams))
-_OPTIONS = _SAMPLING | {field.name for field in dataclasses.fields(RequestOptions)}
 
 
 class Inference:
@@ -76,8 +78,8 @@ class Inference:
         """
         core = self._frontend.check()
         for name in sampling.keys() - _SAMPLING:
-            near = suggestion(name, sorted(_OPTIONS))
-            raise InvalidRequest(name, sampling[name], f"is not an option of stream(){near}")
+            near = suggestion(name, sorted(_SAMPLING | _named()))
+            raise InvalidRequest(name, sampling[name], f"is no option of a request{near}")
         options = RequestOptions(
             priority=priority,
             deadline=deadline,
@@ -282,3 +284,9 @@ class Inference:
         check_integer("n", n, 1, candidates)
         done = await self.generate(prompt, n=candidates, **{"logprobs": 0} | options)
         return best_choices(done, n, keep_logprobs=options.get("logprobs") is not None)
+
+
+@functools.cache
+def _named() -> frozenset[str]:
+    """The other options of a request."""
+    return frozenset(inspect.signature(Inference.stream).parameters) - {"self", "prompt"}

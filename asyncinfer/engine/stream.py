@@ -287,7 +287,7 @@ class Stream:
         # One whose constructor raised has no request.
         if hasattr(self, "_request") and self._forget():
             warnings.warn(
-                f"{self.request_id} was dropped before its end; use `async with`",
+                f"{self.request_id} was dropped before its end; close it, as `with` does",
                 ResourceWarning,
                 source=self,
                 stacklevel=2,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import anyio
 
 from asyncinfer.bounds import MAX_BUFFER
-from asyncinfer.checks import check_seconds, checking_config, suggestion
+from asyncinfer.checks import check_seconds, checking_config
 from asyncinfer.chunk import Completion
 from asyncinfer.engine import (
     Embeddings,
@@ -32,6 +32,7 @@ from asyncinfer.remote.link import Link
 from asyncinfer.remote.router import Routing
 from asyncinfer.remote.stream import GRACE, RemoteStream
 from asyncinfer.stats import EngineHealth, EngineStats
+from asyncinfer.suggestions import suggestion
 from asyncinfer.tools import ChatOptions
 
 __all__ = ["RemoteEngine"]
@@ -236,7 +237,7 @@ class RemoteEngine:
         known = _SAMPLING | _OPTIONS
         for name in options.keys() - known:
             near = suggestion(name, sorted(known | {"session"}))
-            raise InvalidRequest(name, options[name], f"is not an option of stream(){near}")
+            raise InvalidRequest(name, options[name], f"is no option of a request{near}")
         if options.get("adapter") is not None:
             bound = "is not there for several replicas"
             raise InvalidRequest("adapter", options["adapter"], bound)

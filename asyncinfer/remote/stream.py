@@ -244,7 +244,7 @@ class RemoteStream:
         if route is not None and not self._ended:
             self._dispatcher.drop(route, self.request_id)
             warnings.warn(
-                f"{self.request_id} was dropped before its end; use `async with`",
+                f"{self.request_id} was dropped before its end; close it, as `with` does",
                 ResourceWarning,
                 source=self,
                 stacklevel=2,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from asyncinfer.checks import suggestion
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.suggestions import suggestion
 
 __all__ = [
     "ANY",

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncinfer.bounds import MAX_TEMPLATE_OPTION_CHARS
-from asyncinfer.checks import check_boolean, suggestion
+from asyncinfer.checks import check_boolean
 from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.suggestions import suggestion
 from asyncinfer.tools.tool import Tool, check_tools
 
 __all__ = ["ChatOptions"]
