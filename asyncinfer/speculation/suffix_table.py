@@ -119,8 +119,8 @@ class SuffixTable:
 
     def _number(self, scope: str) -> int:
         """A secret number that begins the names of a scope's runs, so that scopes share none."""
-        digest = blake2b(scope.encode(), digest_size=7, key=self._key).digest()
-        return int.from_bytes(digest, "little")
+        digest = blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=7, key=self._key)
+        return int.from_bytes(digest.digest(), "little")
 
 
 def _name(run: list[int], scope: int) -> int:

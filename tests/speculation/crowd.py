@@ -21,6 +21,8 @@ __all__ = ["VOCAB", "answers", "held"]
 
 #: Bytes, and the ends of a text.
 VOCAB = 258
+#: Clients name scopes, and a lone surrogate is no text.
+SCOPE = "tenant \ud800"
 #: Few blocks, so that requests are preempted.
 OPTIONS: dict[str, Any] = {
     "device": "cpu",
@@ -58,7 +60,9 @@ def answers(
     asked = [sampled_options_of(seed) for seed in seeds]
     expected = predictions or {}
     streams = [
-        engine.submit(PROMPTS[seed % 4], prediction=expected.get(seed), **options)
+        engine.submit(
+            PROMPTS[seed % 4], prediction=expected.get(seed), cache_scope=SCOPE, **options
+        )
         for seed, options in zip(seeds, asked, strict=True)
     ]
     engine.run()

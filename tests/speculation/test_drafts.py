@@ -104,6 +104,13 @@ def test_a_suffix_table_keeps_scopes_apart() -> None:
     assert table.propose([asked("theirs", [1, 2, 3])]) == [[4, 5, 6, 7]]
 
 
+def test_a_suffix_table_takes_a_scope_that_is_no_text() -> None:
+    table = SuffixTable()
+    table.end(asked("\ud800", [1, 2, 3, 4, 5]))
+    assert table.propose([asked("\ud801", [1, 2, 3])]) == [[]]
+    assert table.propose([asked("\ud800", [1, 2, 3])]) == [[4, 5]]
+
+
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=60), st.integers(0, 60))
 def test_tokens_learned_together_are_those_learned_one_by_one(text: list[int], at: int) -> None:
