@@ -10,7 +10,7 @@ from asyncinfer.engine.beam_group import BeamGroup, BeamOptions, Candidate, Hypo
 from asyncinfer.engine.loop_bridge import Packed
 from asyncinfer.engine.request import Request, TokenSink
 from asyncinfer.errors import RequestFailed
-from asyncinfer.scheduler import Scheduler, Sequence
+from asyncinfer.scheduler import RowLogprobs, Scheduler, Sequence
 from asyncinfer.text import Detokenizer
 
 __all__ = ["BeamOutput", "BeamSearch"]
@@ -92,15 +92,20 @@ class BeamSearch:
             self._add(self._fork(parent.sequence, token), found, parent.step + 1)
 
     def _candidates(self, sequence: Sequence, logprobs: Packed) -> Iterator[Candidate]:
-        """The tokens that may follow a beam."""
-        entry = next(iter(logprobs))
+        """The tokens that may follow a beam. A group chooses among fewer of those that end no text
+        than it would look at if no token ended any."""
+        assert isinstance(logprobs, RowLogprobs)
         matcher, last = sequence.matcher, len(sequence.tokens) + 1 >= sequence.max_total
-        for token, logprob in entry.top:
+        most = self._options.candidates(0)
+        for token, logprob in logprobs.best():
             if logprob == -float("inf"):
                 return
             ends = token in sequence.stop_ids or (matcher is not None and matcher.completes(token))
             reason = "stop" if ends else "length" if last else None
             yield token, logprob, reason
+            most -= not ends
+            if not most:
+                return
 
     def _fork(self, parent: Sequence, token: int) -> Sequence:
         """The beam that goes on by a token."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import anyio.to_thread
@@ -94,12 +95,13 @@ async def embed(
         most = len(dense[-1].weight) if dense else hidden_size
         check_integer("dimensions", dimensions, 1, most)
     before = _prompt(prompt_name, modules)
-    asked = [before + text if isinstance(text, str) else text for text in texts]
+    asked = (before + text if isinstance(text, str) else text for text in texts)
     chosen: Pooling = "mean" if pooling == "mean" else "last"
-    done = await _each(frontend, [partial(begin, text, chosen) for text in asked])
+    done = await _each(frontend, (begin(text, chosen) for text in asked))
     finish = partial(_vectors, done, chosen, dense, dimensions, normalize)
-    # A product with thousands of vectors is too long for the event loop.
-    vectors = await anyio.to_thread.run_sync(finish) if dense else finish()
+    # Thousands of vectors, or a product with some, are too long for the event loop.
+    long = dense or len(done) > AT_ONCE
+    vectors = await anyio.to_thread.run_sync(finish) if long else finish()
     return Embeddings(vectors, sum(each.usage.prompt_tokens for each in done))
 
 
@@ -173,7 +175,7 @@ async def score(
 
     before, rest = await anyio.to_thread.run_sync(tokenise, abandon_on_cancel=True)
     first = len(before) - 1
-    done = await _each(frontend, [partial(begin, [*before, *ids], first) for ids in rest])
+    done = await _each(frontend, (begin([*before, *ids], first) for ids in rest))
     scores = []
     for ids, each in zip(rest, done, strict=True):
         entries = [entry for entry in each.prompt_logprobs or () if entry is not None]
@@ -182,17 +184,17 @@ async def score(
     return scores
 
 
-async def _each(frontend: Frontend, begin: Sequence[Callable[[], Stream]]) -> list[Completion]:
-    """The completions of the requests. As many run at once as an idle engine has room for. An error
-    of one request ends the others."""
+async def _each(frontend: Frontend, streams: Iterable[Stream]) -> list[Completion]:
+    """The completions of the requests. As many run at once as an idle engine has room for, and
+    further ones are not made: thousands of prompts together would hold more than requests may. An
+    error of one request ends the others."""
     done: list[Completion] = []
-    most = min(AT_ONCE, frontend.config.max_requests)
-    for start in range(0, len(begin), most):
+    left, most = iter(streams), min(AT_ONCE, frontend.config.max_requests)
+    while batch := [*islice(left, most)]:
         async with AsyncExitStack() as stack:
-            streams: list[Awaitable[Completion]] = [
-                await stack.enter_async_context(make()) for make in begin[start : start + most]
-            ]
-            done += [await stream for stream in streams]
+            for stream in batch:
+                await stack.enter_async_context(stream)
+            done += [await stream for stream in batch]
     return done
 
 

@@ -92,8 +92,9 @@ class Formats:
         most: int,
         on_compiled: Callable[[float], object],
     ) -> list[Matcher | None]:
-        # Nothing is forced where each token needs a logprob or a sampler's draw.
+        # Nothing is forced where each token needs a logprob or a sampler's draw, or may be barred.
         drawn = params.alternatives is not None or params.sampler is not None
+        drawn |= params.allowed_token_ids is not None or params.bad_words != ()
         return [*self._grammars.matchers(form, params.n, 0 if drawn else most, on_compiled)]
 
     def _format(self, params: SamplingParams) -> AnswerFormat:

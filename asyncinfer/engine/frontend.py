@@ -106,7 +106,10 @@ class Frontend:
         most = options.buffer
         if params.max_tokens is not None:
             most = min(most, params.max_tokens * params.n)
-        others = options.prediction, params.negative_prompt
+        stops, biases = params.stop_token_ids, params.logit_bias
+        # The tokens that end an answer are a set, too.
+        lists = stops, stops, params.allowed_token_ids, [*biases, *biases.values()]
+        others = options.prediction, params.negative_prompt, *lists
         held = submitted_bytes(prompt, most, options.chat, *others)
         adapters = self.core.adapters
         # From here on the adapter is released, whatever is raised.

@@ -122,7 +122,7 @@ class Preparer:
             self._admission.charge(request, extra)
         few = 0
         if options.search is not None:
-            few = options.search.candidates(len(stop_ids))
+            few = min(options.search.candidates(len(stop_ids)), scheduler.spec.vocab_size)
             answer, most_blocks = total - len(token_ids), total // scheduler.spec.block_size
             extra = beam_bytes(
                 options.search.beams, few, len(token_ids), answer, most_blocks, chars

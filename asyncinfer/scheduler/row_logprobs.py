@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from struct import Struct
 from typing import Final
 
@@ -63,6 +64,13 @@ class RowLogprobs:
             equals = len(set(logprobs)) < self.alternatives
             pairs = sorted(top, key=lambda pair: (-pair[1], pair[0])) if equals else top
             yield TokenLogprob(words[0], words[1], words[2], tuple(pairs))
+
+    def best(self) -> Iterator[tuple[int, float]]:
+        """Unpack the first position's alternatives one by one, in the order of `__iter__`."""
+        ids = memoryview(self.data)[4 * FIXED_WORDS :].cast("i")
+        logprobs = memoryview(self.data)[4 * (FIXED_WORDS + self.alternatives) :].cast("f")
+        for logprob, equals in groupby(range(self.alternatives), logprobs.__getitem__):
+            yield from ((token, logprob) for token in sorted(ids[at] for at in equals))
 
     def __getitem__(self, positions: slice) -> RowLogprobs:
         start, stop, step = positions.indices(len(self))

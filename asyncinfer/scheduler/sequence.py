@@ -259,11 +259,6 @@ class Sequence:
     def scope(self) -> str:
         return self.namespace[0]
 
-    @property
-    def answer(self) -> list[int]:
-        """A copy of the tokens generated so far."""
-        return self.tokens[self.prompt_len :]
-
     def __repr__(self) -> str:
         size = f"{self.prompt_len}+{len(self.tokens) - self.prompt_len}/{self.max_total}"
         return f"<Sequence {self.id} {self.state.value} {size}>"

@@ -23,6 +23,7 @@ from support import OpenEngine, Until, core_of
 
 from asyncinfer import Completion, Engine, InvalidRequest, SyncEngine
 from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.engine.beam_group import BeamGroup
 from asyncinfer.testing import FakeModel
 
 pytestmark = pytest.mark.asyncio
@@ -121,6 +122,28 @@ async def test_bars_and_formats_hold_in_every_answer() -> None:
         # There are fewer answers than beams.
         few = await engine.beam_search(prompt, beams=8, choice=["yes", "no"], max_tokens=9)
         assert {choice.text for choice in few.choices} == {"yes", "no"}
+
+
+async def test_no_more_tokens_are_looked_at_than_can_be_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Many tokens that end a text are many candidates: for 64 beams a second of every step."""
+    looked: list[int] = []
+    advance = BeamGroup.advance
+
+    def noted(self: BeamGroup, following: Any, taken: Any) -> Any:
+        looked.extend(sum(reason != "stop" for *_, reason in each) for each in following)
+        return advance(self, following, taken)
+
+    monkeypatch.setattr(BeamGroup, "advance", noted)
+    async with Engine(FakeModel()) as engine:
+        await engine.beam_search("a", beams=4, max_tokens=3, stop_token_ids=range(100, 164))
+        assert 4 <= min(looked) <= max(looked) <= 8
+        options = {"groups": 2, "diversity_penalty": 1.0}
+        await engine.beam_search(
+            "a", beams=4, max_tokens=3, stop_token_ids=range(100, 164), **options
+        )
+        assert max(looked) <= 8
 
 
 async def test_the_same_answers_beside_others_and_without_room(open_engine: OpenEngine) -> None:

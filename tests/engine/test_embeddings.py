@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from sys import getsizeof
 from typing import Any
 
 import anyio
@@ -31,6 +36,17 @@ def states() -> dict[str, torch.Tensor]:
             text: model.model(torch.tensor([each])).last_hidden_state[0]
             for text, each in ids.items()
         }
+
+
+@contextmanager
+def traced_peak() -> Iterator[Callable[[], int]]:
+    """Yields a function that gives the most bytes that Python's objects took."""
+    tracemalloc.start()
+    try:
+        yield lambda: peak
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
 
 
 def wanted(states: dict[str, torch.Tensor], pooling: str) -> np.ndarray:
@@ -114,6 +130,33 @@ async def test_a_prompt_is_computed_once_for_all_its_continuations() -> None:
         # The last token of the prompt is each one's own, and so its block is.
         assert stats.prompt_tokens == 8 * (len(prompt) + 1)
         assert stats.cached_tokens == 7 * 9 * BLOCK
+
+
+async def test_prompts_that_wait_are_not_made() -> None:
+    """Thousands of continuations of a long prompt were as many lists of its tokens at once."""
+    prompt, rest = [5] * 1000, [[6]] * 1500
+    async with Engine(FakeModel(blocks=512), max_requests=2) as engine:
+        await engine.score(prompt, rest[:2])
+        with traced_peak() as peak:
+            await engine.score(prompt, rest)
+    assert peak() < getsizeof(prompt) * len(rest) / 2
+
+
+async def test_thousands_of_vectors_are_made_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, norm = [], np.linalg.norm
+
+    def noted(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return norm(*args, **options)
+
+    monkeypatch.setattr(np.linalg, "norm", noted)
+    async with Engine() as engine:
+        await engine.embed(["a"] * 65)
+        await engine.embed(["a"])
+    assert threads[0] is not threading.main_thread()
+    assert threads[1] is threading.main_thread()
 
 
 async def test_more_texts_than_an_engine_holds_requests() -> None:

@@ -76,6 +76,33 @@ async def test_a_negative_prompt_is_charged(monkeypatch: pytest.MonkeyPatch) -> 
     assert entered[1] - entered[0] == 900
 
 
+@pytest.mark.anyio
+async def test_lists_of_tokens_among_the_options_are_charged() -> None:
+    """A request may name 65,536 tokens in each, which take more than any short prompt."""
+    many = range(258)
+    lists: list[dict[str, Any]] = [
+        {"stop_token_ids": many},
+        {"allowed_token_ids": many},
+        {"logit_bias": dict.fromkeys(many, 1.0)},
+    ]
+    held: list[int] = []
+    async with Engine(FakeModel(gate=lambda *_: held.append(engine.stats().held_bytes))) as engine:
+        await engine.generate("a", max_tokens=1)
+        plain = held[-1]
+        for options in lists:
+            await engine.generate("a", max_tokens=1, **options)
+            (given,) = options.values()
+            assert held[-1] - plain >= getsizeof((*given,)) + 28 * len(given)
+        assert engine.stats().held_bytes == 0
+
+
+@pytest.mark.anyio
+async def test_a_beam_search_is_charged_for_no_more_tokens_than_there_are() -> None:
+    async with Engine(FakeModel(), max_held_bytes=32 << 20) as engine:
+        done = await engine.beam_search("a", beams=64, max_tokens=2, stop_token_ids=range(258))
+    assert len(done.choices) == 64
+
+
 @pytest.mark.parametrize("prompt", [None, 7, [], (), [{}], {"a": 1}])
 def test_what_is_no_prompt_counts_as_nothing(prompt: object) -> None:
     assert submitted_bytes(prompt, 0) == 0

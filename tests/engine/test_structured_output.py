@@ -257,6 +257,22 @@ async def test_a_draw_that_nothing_is_left_for_fails_alone() -> None:
         assert good.text == "x"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"choice": ["yes the little dog"], "bad_words": ["little dog"]},
+        {"choice": ["a the b"], "allowed_token_ids": [*range(64, 256)]},
+    ],
+)
+async def test_what_is_barred_is_not_appended(options: dict[str, Any]) -> None:
+    """Where one text alone fits, its tokens were appended though they were barred; with logprobs
+    the same request failed."""
+    async with Engine() as engine:
+        for more in ({}, {"logprobs": 0}):
+            with pytest.raises(RequestFailed, match="every one is barred"):
+                await engine.generate("q", max_tokens=20, temperature=0.0, **options, **more)
+
+
 #: Of few tokens, for the model's sake.
 SHORT = {
     "type": "object",

@@ -163,6 +163,7 @@ def test_a_guided_pair_goes_on_in_the_pages_there_are(
         step = sim.scheduler.schedule(0.0)
         assert step is not None
         sim.scheduler.update(step, sim.runner.collect(sim.runner.launch(step)), 0.0)
-    assert len(sequence.answer) == 8
-    assert guide.answer == sequence.answer[:-1]
+    answer = sequence.tokens[sequence.prompt_len :]
+    assert len(answer) == 8
+    assert guide.tokens[guide.prompt_len :] == answer[:-1]
     sim.drain()
