@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from asyncinfer.errors import InvalidRequest, Size
-from asyncinfer.grammar import GrammarCompiler, Matcher
+from asyncinfer.grammar import GrammarCompiler, Matcher, check_ends
 from asyncinfer.params import SamplingParams
 from asyncinfer.structured_output import AnswerFormat, is_typed, schema_of
 from asyncinfer.tools import MessageReader
@@ -56,17 +56,26 @@ class Formats:
             raise InvalidRequest("thinking_budget", value, "one of them only")
         if not self._able:
             raise InvalidRequest("tools", Size("a list"), "this model restricts no draws")
-        try:
-            return self._made(form, params, most_forced, on_compiled)
-        except InvalidRequest:
-            # By itself, a tool's schema tells whether and where it is wrong.
+        if not self._grammars.at_hand(form):
             for name, tool in message.tools.items():
-                form = AnswerFormat("json_schema", json.dumps(tool.schema))
-                try:
-                    self._grammars.matchers(form, 0, 0)
-                except InvalidRequest as error:
-                    place = error.field.replace("json_schema", f"tools/{name}", 1)
-                    raise InvalidRequest(place, error.value, error.bound) from None
+                check_ends(f"tools/{name}", tool.schema)
+        most = _most_forced(params, most_forced)
+        try:
+            return [*self._grammars.matchers(form, params.n, most, on_compiled)]
+        except InvalidRequest:
+            # By itself, a tool's schema tells whether and where it is wrong. Where each argument is
+            # written by itself, so does one that may be left out.
+            for name, tool in message.tools.items():
+                named = tool.schema.get("properties", {})
+                required = [key for key, one in named.items() if one is not False]
+                for schema in (tool.schema, {**tool.schema, "required": required}):
+                    try:
+                        self._grammars.matchers(
+                            AnswerFormat("json_schema", json.dumps(schema)), 0, 0
+                        )
+                    except InvalidRequest as error:
+                        place = error.field.replace("json_schema", f"tools/{name}", 1)
+                        raise InvalidRequest(place, error.value, error.bound) from None
             raise
 
     def chars(self, params: SamplingParams) -> int:
@@ -83,19 +92,8 @@ class Formats:
         if not self._able:
             value = getattr(params, params.constraint)
             raise InvalidRequest(params.constraint, value, "this model restricts no draws")
-        return self._made(self._format(params), params, most_forced, on_compiled)
-
-    def _made(
-        self,
-        form: AnswerFormat,
-        params: SamplingParams,
-        most: int,
-        on_compiled: Callable[[float], object],
-    ) -> list[Matcher | None]:
-        # Nothing is forced where each token needs a logprob or a sampler's draw, or may be barred.
-        drawn = params.alternatives is not None or params.sampler is not None
-        drawn |= params.allowed_token_ids is not None or params.bad_words != ()
-        return [*self._grammars.matchers(form, params.n, 0 if drawn else most, on_compiled)]
+        most = _most_forced(params, most_forced)
+        return [*self._grammars.matchers(self._format(params), params.n, most, on_compiled)]
 
     def _format(self, params: SamplingParams) -> AnswerFormat:
         kind, after = params.constraint, params.constrain_after or ""
@@ -115,6 +113,13 @@ class Formats:
         if typed not in self._schemas:
             self._schemas[typed] = schema_of(typed)
         return self._schemas[typed]
+
+
+def _most_forced(params: SamplingParams, most: int) -> int:
+    # Nothing is forced where each token needs a logprob or a sampler's draw, or may be barred.
+    drawn = params.alternatives is not None or params.sampler is not None
+    drawn |= params.allowed_token_ids is not None or params.bad_words != ()
+    return 0 if drawn else most
 
 
 def _is_kept(typed: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from asyncinfer.grammar.compiler import GrammarCompiler
 from asyncinfer.grammar.counters import GrammarCounters
+from asyncinfer.grammar.endless import check_ends
 from asyncinfer.grammar.masks import allowed_ids, fill_masks, mask_words
 from asyncinfer.grammar.matcher import Matcher
 from asyncinfer.grammar.reasoning import Reasoning
@@ -14,6 +15,7 @@ __all__ = [
     "Reasoning",
     "StopRegex",
     "allowed_ids",
+    "check_ends",
     "compile_stop",
     "fill_masks",
     "mask_words",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.grammar.counters import GrammarCounters
+from asyncinfer.grammar.endless import check_ends
 from asyncinfer.grammar.masks import allowed_ids, mask_words
 from asyncinfer.grammar.matcher import Matcher, reason
 from asyncinfer.grammar.places import place_of_error
@@ -132,10 +133,17 @@ class GrammarCompiler:
             self._kept_chars -= len(dropped.text)
 
     def _compile(self, library: _Library, form: AnswerFormat) -> LLMatcher:
-        for choice in json.loads(form.text) if form.kind == "choice" else ():
-            # Its error would come in the middle of the answer that draws it.
-            if not library.special.isdisjoint(self._tokenizer.encode_inner(choice)):
-                raise InvalidRequest("choice", choice, _UNSPELLED)
+        # These errors would come in the middle of an answer.
+        match form.kind:
+            case "choice":
+                for choice in json.loads(form.text):
+                    if not library.special.isdisjoint(self._tokenizer.encode_inner(choice)):
+                        raise InvalidRequest("choice", choice, _UNSPELLED)
+            case "json_schema":
+                check_ends(form.kind, json.loads(form.text))
+            case "structural_tag":
+                for index, one in enumerate(json.loads(form.text)["structures"]):
+                    check_ends(f"{form.kind}/structures/{index}/schema", one["schema"])
         start = library.matcher(grammar_text(form, self._tokenizer.special_id))
         if why := library.problem(start):
             field, size = form.kind, Size(f"{len(form.text)} characters")

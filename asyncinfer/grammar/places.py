@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["place_of_error"]
+__all__ = ["parts", "place_of_error", "pointer"]
 
 #: Keywords whose value is a schema, a list of schemas, or schemas by name.
 _ONE: Final = ("additionalProperties", "items", "additionalItems", "unevaluatedProperties", "not")
@@ -27,33 +27,37 @@ def place_of_error(schema: Any, error_of: Callable[[Any], str]) -> str:
     until = time.monotonic() + _SECONDS
     shared = {name: schema[name] for name in _SHARED if name in schema}
     error, place, inner = error_of(schema), "", schema
-    seen: set[str] = set()
+    seen = {""}
     while True:
-        for pointer, part in _parts(schema, place, inner):
+        for at, part in parts(schema, place, inner):
             if time.monotonic() > until:
                 return place
-            if pointer not in seen and error_of({**shared, **part}) == error:
-                seen.add(pointer)
-                place, inner = pointer, part
+            if at not in seen and error_of({**shared, **part}) == error:
+                seen.add(at)
+                place, inner = at, part
                 break
         else:
             return place
 
 
-def _parts(root: Any, place: str, schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def pointer(place: str, *names: str) -> str:
+    """The JSON pointer (RFC 6901) of what has these names, one within the other, at `place`."""
+    return "/".join([place, *(name.replace("~", "~0").replace("/", "~1") for name in names)])
+
+
+def parts(root: Any, place: str, schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas directly in this one, each with its pointer, and the one it refers to."""
-    found: list[tuple[str, Any]] = [(f"{place}/{key}", schema.get(key)) for key in _ONE]
+    found = [(pointer(place, key), schema.get(key)) for key in _ONE]
     for key in _LISTED:
         if isinstance(listed := schema.get(key), list):
-            found += [(f"{place}/{key}/{i}", part) for i, part in enumerate(listed)]
+            found += [(pointer(place, key, str(at)), part) for at, part in enumerate(listed)]
     for key in _NAMED:
         if isinstance(named := schema.get(key), dict):
-            for name, part in named.items():
-                escaped = name.replace("~", "~0").replace("/", "~1")
-                found.append((f"{place}/{key}/{escaped}", part))
-    if isinstance(target := schema.get("$ref"), str) and target.startswith("#/"):
-        found.append((target[1:], _at(root, target[2:].split("/"))))
-    return ((pointer, part) for pointer, part in found if isinstance(part, dict))
+            found += [(pointer(place, key, name), part) for name, part in named.items()]
+    target = schema.get("$ref")
+    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+        found.append((target[1:], _at(root, target.split("/")[1:])))
+    return ((at, part) for at, part in found if isinstance(part, dict))
 
 
 def _at(value: Any, names: list[str]) -> Any:

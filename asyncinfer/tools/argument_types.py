@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -25,6 +26,9 @@ _TEXT_KEYS: Final = frozenset(
         *("minLength", "maxLength", "format"),
     ]
 )
+#: Keywords whose schemas others refer to, and references to other parts.
+_SHARED: Final = ("$defs", "definitions")
+_ROOTED: Final = re.compile(r"#(?!/\$defs/|/definitions/)")
 #: Schemas that are looked at for the types that one of them names.
 _MOST_PARTS: Final = 256
 _KINDS: Final = {
@@ -41,10 +45,11 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema, or the one of `root` that it refers to."""
     for _ in range(16):
         target = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(target, str) or not target.startswith("#/"):
+        if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
             break
         found: Any = root
-        for key in target[2:].split("/"):
+        for name in target.split("/")[1:]:
+            key = name.replace("~1", "/").replace("~0", "~")
             found = found.get(key) if isinstance(found, Mapping) else None
         schema = found
     return schema if isinstance(schema, Mapping) else {}
@@ -108,13 +113,40 @@ def arguments_of(place: str, schema: Mapping[str, Any]) -> list[tuple[str, Any, 
     for key in schema.keys() - _OBJECT_KEYS:
         raise Unheld(f"{place}/{key}", repr(schema[key])[:80])
     wanted = frozenset(required)
-    return [(key, each, key in wanted) for key, each in named.items()]
+    # What is false may not be there.
+    told = ((key, each) for key, each in named.items() if each is not False or key in wanted)
+    return [(key, each, key in wanted) for key, each in told]
 
 
 def value_rule(name: str, schema: Any, root: Mapping[str, Any]) -> str:
     """A rule for JSON that fits a schema, which may refer to parts of `root`."""
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return json_rule(name, {**shared, **(schema if isinstance(schema, Mapping) else {})})
+    held = schema if isinstance(schema, Mapping) else {"enum": []} if schema is False else {}
+    shared = {key: root[key] for key in _SHARED if key in root}
+    whole = {**held, **shared}
+    named = shared.get("$defs", {})
+    if isinstance(named, Mapping):
+        # By itself the value is the root of what it refers to, so the other root is a part of it.
+        own = next(f"root{at}" for at in range(len(named) + 1) if f"root{at}" not in named)
+        moved = _moved(whole, f"#/$defs/{own}")
+        if moved != whole:
+            whole = {
+                **moved,
+                "$defs": {**moved.get("$defs", {}), own: _moved(root, f"#/$defs/{own}")},
+            }
+    return json_rule(name, whole)
+
+
+def _moved(value: Any, to: str) -> Any:
+    """A schema whose references to the root, or a part of it that is not shared, are to `to`."""
+    if isinstance(value, list):
+        return [_moved(one, to) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {key: _moved(one, to) for key, one in value.items()}
+    target = found.get("$ref")
+    if isinstance(target, str) and _ROOTED.match(target):
+        found["$ref"] = to + target[1:]
+    return found
 
 
 def text_rule(name: str, schema: Mapping[str, Any], end: str, place: str) -> str:

@@ -130,10 +130,12 @@ class XmlCalls:
 
     def rules(self, tools: tuple[Tool, ...], parallel: bool, delimiters: Delimiters) -> str:
         lark, line = delimiters.lark, "\n" if self.line or not self.name_open else ""
+        # A name that nothing encloses is on the line of its opening.
+        begin = f"\n{self.name_open}" if self.name_open else ""
         rules = ["call: " + " | ".join(f"one_{index}" for index in range(len(tools)))]
         for index, tool in enumerate(tools):
             names = self._arguments(rules, f"arg_{index}", tool, delimiters)
-            name = lark(f"\n{self.name_open}{tool.name}{self.name_close}\n")
+            name = lark(f"{begin}{tool.name}{self.name_close}\n")
             end = lark(f"{self.end}{line if self.end else ''}{self.close}")
             rules.append(f"one_{index}: {name} {names} {end}")
         return "\n".join(rules)

@@ -297,6 +297,54 @@ async def test_a_schema_that_is_wrong_is_named_by_its_tool(name: str) -> None:
         assert engine.stats().running == 0
 
 
+def arguments(**properties: Any) -> dict[str, Any]:
+    node = {"type": "object", "properties": {"n": {"$ref": "#/$defs/node"}}, "required": ["n"]}
+    named = {
+        "circle": {"$ref": "#/$defs/circle"},
+        "either": {"anyOf": [{"$ref": "#/$defs/other"}]},
+        "other": {"oneOf": [{"$ref": "#/$defs/either"}]},
+        "node": node,
+        "list": {"type": "array", "items": {"$ref": "#/$defs/list"}, "minItems": 1},
+    }
+    return {"type": "object", "$defs": named, "properties": properties}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (arguments(x={"$ref": "#/$defs/circle"}), "/$defs/circle"),
+        (arguments(x={"$ref": "#/$defs/either"}), "/$defs/other/oneOf/0"),
+        (arguments(x={"$ref": "#/$defs/node"}), "/$defs/node/properties/n"),
+        (arguments(x={"$ref": "#/$defs/list"}), "/$defs/list/items"),
+        (arguments(x={"$ref": "#"}) | {"required": ["x"]}, "/properties/x"),
+    ],
+)
+@pytest.mark.parametrize("name", SYNTAXES)
+async def test_a_schema_that_needs_itself_is_refused(
+    name: str, schema: dict[str, Any], place: str
+) -> None:
+    """The answer failed in its middle, or went on for ever."""
+    tools = [*TOOLS, {"name": "odd", "parameters": schema}]
+    async with Engine(model_of(name)) as engine:
+        with pytest.raises(InvalidRequest, match=r"^tools/odd/") as caught:
+            await engine.generate(HI, tools=tools, tool_choice="required")
+        if "calls in this model's syntax cannot be held to it" not in str(caught.value):
+            assert caught.value.field == f"tools/odd{place}"
+            assert str(caught.value).endswith("needs itself, so that no text fits it")
+        assert engine.stats().running == 0
+
+
+@pytest.mark.parametrize("name", ["qwen-xml", "glm", "gemma", "llama-python"])
+async def test_an_argument_that_none_fits_is_named(name: str) -> None:
+    """It may be left out, so by itself the schema is right: the error had a grammar's lines."""
+    schema = arguments(low={"type": "integer", "minimum": 5, "maximum": 3})
+    async with Engine(model_of(name)) as engine:
+        with pytest.raises(InvalidRequest, match=r"^tools/odd=[^|]*property 'low'"):
+            await engine.generate(
+                HI, tools=[{"name": "odd", "parameters": schema}], tool_choice="odd"
+            )
+
+
 @pytest.mark.parametrize("name", ["json", "deepseek-v3.1"])
 async def test_letters_stay_letters_in_a_prompt(name: str) -> None:
     """Where the template writes no JSON itself: models read their numbers badly."""

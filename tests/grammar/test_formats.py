@@ -7,13 +7,22 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncinfer import EngineConfig, InvalidRequest, RequestFailed, SamplingParams
-from asyncinfer.grammar import GrammarCompiler, Matcher, allowed_ids, fill_masks, mask_words, texts
+from asyncinfer.grammar import (
+    GrammarCompiler,
+    Matcher,
+    allowed_ids,
+    check_ends,
+    fill_masks,
+    mask_words,
+    texts,
+)
 from asyncinfer.structured_output import AnswerFormat
 from asyncinfer.testing import FakeModel
 from asyncinfer.text import Tokenizer
@@ -174,6 +183,9 @@ def test_a_format_is_compiled_once_and_the_oldest_go(compiler: GrammarCompiler) 
     assert not compiler.at_hand(first)
 
 
+LIST = {"type": "array", "items": {"$ref": "#/properties/a"}, "minItems": 1}
+NODE = {"type": "object", "required": ["a"]}
+CIRCLE = {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"$ref": "#/$defs/x"}}}
 WRONG: list[tuple[str, Any, str]] = [
     ("regex", "[", "regex"),
     ("regex", "(?=a)b", "regex"),
@@ -200,6 +212,13 @@ WRONG: list[tuple[str, Any, str]] = [
         "json_schema/$defs/x",
     ),
     ("json_schema", {"anyOf": [{"type": "string"}, {"format": "shape"}]}, "json_schema/anyOf/1"),
+    ("json_schema", {"properties": {"a": LIST}}, "json_schema/properties/a/items"),
+    ("json_schema", {**NODE, "properties": {"a": {"$ref": "#"}}}, "json_schema/properties/a"),
+    (
+        "structural_tag",
+        {"structures": [{"begin": "<f>", "schema": CIRCLE}], "triggers": ["<f"]},
+        "structural_tag/structures/0/schema/$defs/x",
+    ),
     ("json_schema", {"oneOf": [{"type": "number"}, {"type": "integer"}]}, "json_schema"),
 ]
 
@@ -214,6 +233,44 @@ def test_what_is_wrong_is_named(
     assert caught.value.field == place
     assert len(str(caught.value)) < 600
     assert not compiler.at_hand(AnswerFormat(kind, text))
+
+
+def chain(length: int, turn: bool) -> dict[str, Any]:
+    """Definitions of which each needs the next one; one of them may name the first."""
+    named: dict[str, Any] = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(length)}
+    named[f"d{length}"] = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/d0"}]} if turn else {}
+    return {"$defs": named, "properties": {"a": {"$ref": "#/$defs/d0"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**NODE, "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+        {**NODE, "properties": {"a": {"type": "array", "items": {"$ref": "#"}}}},
+        {**NODE, "properties": {"a": {"$ref": "#/properties/b"}, "b": {"const": 1}}},
+        {**NODE, "type": ["object", "null"], "properties": {"a": {"$ref": "#"}}},
+        {"type": "object", "properties": {"not": {"$ref": "#"}, "required": {"$ref": "#"}}},
+        {"$defs": {"x": {"$ref": "#/$defs/x"}}, "properties": {"a": {"type": "null"}}},
+        chain(300, turn=False),
+        chain(300, turn=True),
+    ],
+    ids=str,
+)
+def test_a_schema_may_hold_itself_where_it_need_not(
+    compiler: GrammarCompiler, schema: dict[str, Any]
+) -> None:
+    assert not matcher(compiler, "json_schema", json.dumps(schema)).complete
+
+
+def test_a_schema_that_needs_many_others_is_looked_at_within_bounds() -> None:
+    """Each pass finds one more that ends, as each refers to one before it: the rest is let by."""
+    names = [f"d{at}" for at in range(3_000)]
+    named: dict[str, Any] = {at: {"$ref": f"#/$defs/{to}"} for at, to in pairwise(names[::-1])}
+    parts = [{"$ref": f"#/$defs/{at}"} for at in names]
+    check_ends("json_schema", {"$defs": {**named, names[0]: {}}, "anyOf": parts})
+    circle = {**named, names[0]: {"$ref": f"#/$defs/{names[-1]}"}}
+    with pytest.raises(InvalidRequest, match="needs itself"):
+        check_ends("json_schema", {"$defs": circle, "anyOf": parts})
 
 
 def deep(levels: int) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from tool_transcripts import SYNTAXES, Reading, family_named, tokenizer_of
 
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.grammar import GrammarCompiler
 from asyncinfer.tools import argument_types
 from asyncinfer.tools.argument_types import types_of
 from asyncinfer.tools.tool import check_tools
@@ -110,3 +111,43 @@ def test_properties_of_one_schema_have_rules_of_their_own(name: str) -> None:
     rules = [line.split(":")[0] for line in form.text.splitlines() if re.match(r"\w+\s*:", line)]
     assert sorted(rules) == sorted(set(rules))
     assert len(rules) > 1 or form.kind == "json_schema"
+
+
+SMALL = {"type": "integer", "minimum": 0, "maximum": 9}
+LEAF = {"type": "object", "properties": {"up": {"$ref": "#"}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+@pytest.mark.parametrize(
+    ("properties", "good", "bad"),
+    [
+        ({"t": {"type": "array", "items": {"$ref": "#"}}}, {"t": [{"t": []}, {}]}, {"t": [[]]}),
+        ({"t": {"type": "array", "items": {"$ref": "#/properties/n"}}}, {"t": [1]}, {"t": ["x"]}),
+        ({"t": {"$ref": "#/$defs/leaf"}}, {"t": {"up": {"t": {}}}}, {"t": {"up": 1}}),
+        ({"t": {"$ref": "#/$defs/a~1b"}}, {"t": 3}, {"t": 33}),
+        ({"t": {"anyOf": [{"$ref": "#/properties/n"}, {"type": "null"}]}}, {"t": 4}, {"t": 11}),
+        ({"t": False}, {"n": 1}, {"t": 1}),
+    ],
+)
+def test_an_argument_may_refer_to_any_part(
+    name: str, properties: dict[str, Any], good: dict[str, Any], bad: dict[str, Any]
+) -> None:
+    """What refers to another argument or to all of them was refused, or held to itself."""
+    named = {"leaf": LEAF, "a/b": SMALL, "root0": TEXT}
+    schema = {
+        "$defs": named,
+        "properties": {**properties, "n": SMALL},
+        "additionalProperties": False,
+    }
+    tools = check_tools([{"name": "f", "parameters": schema}])
+    syntax = SYNTAXES[name]
+    tokenizer = tokenizer_of(syntax)
+    reading = Reading(family_named(name), tokenizer, tools, must_call=True)
+    form = reading.reader.grammar()
+    assert form is not None
+    (start,) = GrammarCompiler(tokenizer, tokenizer.vocab_size).matchers(form, 1, 0)
+    for arguments, fits in ((good, True), (bad, False)):
+        # A restricted answer writes JSON where Python has other quotes.
+        text = syntax.write((("f", arguments),)).replace("'", '"')
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert (start.fitting(ids) == len(ids)) == fits
