@@ -30,6 +30,8 @@ _REFUSED: Final = {
     "monteclora_config": "MonteCLoRA",
     "velora_config": "VeLoRA",
 }
+#: Adapters that were cut out of the model's own weights, which training changed with them.
+_FROM_WEIGHTS: Final = ("pissa", "corda", "olora", "loftq", "lora_ga")
 #: Entries of a pattern, and characters of one. Each is matched against every module.
 _MOST_PATTERNS: Final = 4096
 _MOST_CHARS: Final = 256
@@ -62,28 +64,26 @@ class LoraConfig:
     @classmethod
     def read(cls, values: Mapping[str, Any], file: str) -> LoraConfig:
         """Read the file's content; `file` is its name for messages."""
-        kind = values.get("peft_type", "LORA")
-        if kind != "LORA":
-            raise ModelLoadError(
-                f"peft_type={short_repr(kind)}: only LORA adapters are known", file=file
-            )
+
+        def refused(key: str, why: str) -> ModelLoadError:
+            return ModelLoadError(f"{key}={short_repr(values[key])}: {why}", file=file)
+
+        if values.get("peft_type", "LORA") != "LORA":
+            raise refused("peft_type", "only LORA adapters are known")
         for key, feature in _REFUSED.items():
             if values.get(key):
                 raise ModelLoadError(f"{key}: {feature} is not supported", file=file)
-        if (bias := values.get("bias", "none")) not in ("none", None):
-            raise ModelLoadError(
-                f"bias={short_repr(bias)}: trained biases of the model are not supported", file=file
-            )
-        rank = values.get("r")
-        if rank is not None:
-            rank = int(_positive("r", rank, file, whole=True))
+        if values.get("bias", "none") not in ("none", None):
+            raise refused("bias", "trained biases of the model are not supported")
+        if str(values.get("init_lora_weights")).lower().startswith(_FROM_WEIGHTS):
+            raise refused("init_lora_weights", "changed the model, too; PEFT can save it converted")
+        given = values.get("r")
+        rank = None if given is None else int(_positive("r", given, file, whole=True))
         if "lora_alpha" not in values:
             raise ModelLoadError("lora_alpha is missing: it scales the adapter", file=file)
         rslora = values.get("use_rslora", False)
         if not isinstance(rslora, bool):
-            raise ModelLoadError(
-                f"use_rslora={short_repr(rslora)}: must be true or false", file=file
-            )
+            raise refused("use_rslora", "must be true or false")
         base = values.get("base_model_name_or_path")
         return cls(
             rank=rank,

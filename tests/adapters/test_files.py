@@ -152,6 +152,8 @@ def test_what_is_forgotten_goes_back_to_the_system(monkeypatch: pytest.MonkeyPat
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
         ({"use_dora": True}, "use_dora: DoRA is not supported"),
         ({"bias": "all"}, "bias='all'"),
+        ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights='pissa_niter_16'"),
+        ({"init_lora_weights": "OLoRA"}, "init_lora_weights='OLoRA': changed"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save: .* not supported"),
         ({"lora_bias": True}, "lora_bias"),
         ({"lora_alpha": 0}, "lora_alpha=0: must be in"),
