@@ -122,18 +122,15 @@ def _yarn(rope: JsonReader, original: int, max_context: int) -> RopeConfig:
     beta_slow = rope.number("beta_slow", 1e-6, 1e6, 1.0)
     if beta_fast < beta_slow:
         raise rope.refuse("beta_fast", f"must not be below beta_slow={beta_slow:g}")
-    if rope.has("attention_factor"):
-        attention_factor = rope.number("attention_factor", 1e-3, 1e3)
-    elif rope.has("mscale") and rope.has("mscale_all_dim"):
-        over = mscale_of(factor, rope.number("mscale", 0.0, 1e3))
-        attention_factor = over / mscale_of(factor, rope.number("mscale_all_dim", 0.0, 1e3))
-    else:
-        attention_factor = mscale_of(factor, 1.0)
+    # transformers takes a 0 for none.
+    over, below = (rope.number(key, 0.0, 1e3, 0.0) for key in ("mscale", "mscale_all_dim"))
+    both = over and below
+    grown = mscale_of(factor, over if both else 1.0) / (mscale_of(factor, below) if both else 1.0)
     return RopeConfig(
         rope_type="yarn",
         factor=factor,
         original_context=original,
-        attention_factor=attention_factor,
+        attention_factor=rope.number("attention_factor", 1e-3, 1e3, grown),
         beta_fast=beta_fast,
         beta_slow=beta_slow,
         truncate=rope.boolean("truncate", True),
@@ -157,5 +154,4 @@ def _longrope(rope: JsonReader, original: int, max_context: int, size: int) -> R
 
 def mscale_of(factor: float, mscale: float) -> float:
     """How much the attention's logits grow with the context (YaRN, section 3.4)."""
-    # An mscale of 0 means that none is given, as in transformers.
-    return 0.1 * (mscale or 1.0) * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

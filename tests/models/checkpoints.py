@@ -64,6 +64,13 @@ KINDS: dict[str, dict[str, Any]] = {
         original_max_position_embeddings=64,
     ),
     "yarn": rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=64),
+    "yarn, scales of 0": rope(
+        rope_type="yarn",
+        factor=4.0,
+        original_max_position_embeddings=64,
+        mscale=0.7,
+        mscale_all_dim=0,
+    ),
 }
 
 
