@@ -106,7 +106,7 @@ def hqq(**changes: Any) -> dict[str, Any]:
         ),
         ("format", {**PACKED, "format": "marlin-24"}),
         ("format", {**PACKED, "format": None}),
-        ("quantization_status", {**PACKED, "quantization_status": "frozen"}),
+        ("quantization_status", {**PACKED, "quantization_status": "calibration"}),
         ("sparsity_config.format", {**PACKED, "sparsity_config": {"format": "sparse-24-bitmask"}}),
         ("transform_config", {**PACKED, "transform_config": {"config_groups": {"a": {}}}}),
         ("config_groups", {**PACKED, "config_groups": None}),
@@ -165,6 +165,8 @@ def test_as_they_are_published() -> None:
     found = read_scheme(JsonReader(values, "config.json"))
     assert found is not None
     assert found.format("x") == IntMatrix(4, 32)
+    # As Meta-Llama-3.1-8B-Instruct-FP8-hf has it, whose weights are compressed.
+    assert read({**PACKED, "quantization_status": "frozen"}) == read(PACKED)
     awq = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True}
     assert read(awq) is not None
     assert read({}) is None

@@ -35,7 +35,8 @@ _STRATEGIES: Final = ("tensor", "channel", "group", "block", "tensor_group")
 
 def compressed_tensors(config: JsonReader) -> Scheme:
     """The scheme of a `quantization_config` whose method is compressed-tensors."""
-    check_known(config, "quantization_status", ("compressed",))
+    # Weights that were not compressed have left over their scales, which names them.
+    check_known(config, "quantization_status", ("compressed", "frozen"))
     sparsity = config.object("sparsity_config")
     if sparsity is not None:
         check_known(sparsity, "format", ("dense",))
