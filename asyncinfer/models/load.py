@@ -280,9 +280,11 @@ def _without_prefix(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelC
     """The config with an empty prefix if the checkpoint's tensors lack the architecture's prefix,
     as in a model that was saved without its head. An embedding model needs no head: where it has
     none, its embedding takes that place, so that no other code knows of models without a head."""
-    prefix = config.names.prefix
+    prefix, other = config.names.prefix, config.names.other_prefix
     if any(name.startswith(prefix) for name in checkpoint.tensors):
         return config
+    if other is not None and any(name.startswith(other[0]) for name in checkpoint.tensors):
+        return replace(config, names=replace(config.names, prefix=other[0], head=other[1]))
     embedding = f"{config.names.embedding}.weight"
     if embedding not in checkpoint.tensors:
         return config

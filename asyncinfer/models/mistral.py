@@ -17,7 +17,7 @@ class Mistral(Family):
     """Mistral 7B and its successors, with and without a sliding window."""
 
     model_type = "mistral"
-    defaults: ClassVar = {"sliding_window": 4096}
+    defaults: ClassVar = {"sliding_window": 4096, "num_key_value_heads": 8}
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
         return replace(llama, layers=windowed(config, llama))

@@ -33,14 +33,18 @@ __all__ = [
 ]
 
 
+_IN_MEMORY, _HEAD = "model.language_model.", "lm_head"
+
+
 class Multimodal(Family):
     """A model of more than text: images and sounds are not supported."""
 
     #: `model_type` under `text_config` -> the text model; a config without it has the first.
     texts: ClassVar[Mapping[str, type[Family]]]
-    #: The prefix of the text model's tensors, except the head.
-    prefix: ClassVar[str]
-    head: ClassVar[str] = "lm_head"
+    #: The prefix of the text model's tensors, except the head. Models whose prefix is another one
+    #: have this, too, where their tensors were saved as transformers holds them in memory.
+    prefix: ClassVar[str] = _IN_MEMORY
+    head: ClassVar[str] = _HEAD
     #: Patterns of tensors that do not belong to the text model.
     towers: ClassVar[tuple[str, ...]]
 
@@ -54,6 +58,7 @@ class Multimodal(Family):
             config.names,
             prefix=self.prefix,
             head=self.head,
+            other_prefix=(_IN_MEMORY, _HEAD),
             ignored=(*config.names.ignored, *self.towers),
         )
         return replace(config, names=names, notes=(*config.notes, TEXT_ALONE))
@@ -66,7 +71,7 @@ class Gemma3Multimodal(Multimodal):
     texts: ClassVar = {"gemma3_text": Gemma3}
     prefix = "language_model.model."
     head = "language_model.lm_head"
-    towers = (r"vision_tower\..*", r"multi_modal_projector\..*")
+    towers = (r"(model\.)?(vision_tower|multi_modal_projector)\..*",)
     defaults: ClassVar = {
         "vocab_size": 262_208,
         "num_attention_heads": 8,
@@ -79,7 +84,6 @@ class Gemma4Multimodal(Multimodal):
 
     model_type = "gemma4"
     texts: ClassVar = {"gemma4_text": Gemma4}
-    prefix = "model.language_model."
     towers = (r"model\.(vision_tower|embed_vision|audio_tower|embed_audio)\..*",)
 
 
@@ -104,9 +108,10 @@ class Mistral3Multimodal(Multimodal):
         "ministral3": Ministral3,
         "mistral4": Mistral4,
     }
+    defaults: ClassVar = {"num_attention_heads": 32, "max_position_embeddings": 131_072}
     prefix = "language_model.model."
     head = "language_model.lm_head"
-    towers = (r"vision_tower\..*", r"multi_modal_projector\..*")
+    towers = (r"(model\.)?(vision_tower|multi_modal_projector)\..*",)
 
 
 class QwenVL(Multimodal):
@@ -114,8 +119,14 @@ class QwenVL(Multimodal):
 
     model_type = "qwen3_vl"
     texts: ClassVar = {"qwen3_vl_text": Qwen3}
-    prefix = "model.language_model."
     towers = (r"model\.visual\..*",)
+    defaults: ClassVar = {
+        "vocab_size": 151_936,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 128_000,
+        # Only transformers 4 left it out, and meant this one.
+        "rope_theta": 5_000_000.0,
+    }
 
 
 class Qwen35Multimodal(QwenVL):
@@ -123,6 +134,7 @@ class Qwen35Multimodal(QwenVL):
 
     model_type = "qwen3_5"
     texts: ClassVar = {"qwen3_5_text": Qwen35}
+    defaults: ClassVar = {}
 
 
 class Qwen35MoEMultimodal(QwenVL):
@@ -131,3 +143,4 @@ class Qwen35MoEMultimodal(QwenVL):
 
     model_type = "qwen3_5_moe"
     texts: ClassVar = {"qwen3_5_moe_text": Qwen35MoE}
+    defaults: ClassVar = {}

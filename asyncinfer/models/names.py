@@ -141,6 +141,8 @@ class TensorNames:
     expert_up_alternates: bool = False
     #: The one tensor is `[experts, out, in]`.
     expert_outputs_first: bool = False
+    #: The prefix and the head that checkpoints may have in place of `prefix` and `head`.
+    other_prefix: tuple[str, str] | None = None
     #: Where a checkpoint may hold all experts in one tensor in place of a tensor for each: the
     #: names of gate and up and of down, both `[experts, out, in]`. None: it may not.
     fused_experts: tuple[str, str] | None = None
@@ -192,7 +194,7 @@ class TensorNames:
             if len(getattr(self, name)) not in right:
                 raise refuse(self, name, f"must be {' or '.join(map(str, right))} names")
         self._check_spellings()
-        for field_name in ("fused_experts", "mlp_modules"):
+        for field_name in ("fused_experts", "mlp_modules", "other_prefix"):
             pair = getattr(self, field_name)
             if pair is not None and not (
                 isinstance(pair, tuple)

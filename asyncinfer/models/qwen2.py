@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.family import Family
+from asyncinfer.models.parts import MOST_LAYERS
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.windows import windowed_if_used
 
 __all__ = ["Qwen2"]
-
-_MOST_LAYERS = 1 << 10
 
 
 class Qwen2(Family):
@@ -20,6 +19,6 @@ class Qwen2(Family):
     model_type = "qwen2"
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
-        first = config.integer("max_window_layers", 0, _MOST_LAYERS, 28)
+        first = config.integer("max_window_layers", 0, MOST_LAYERS, 28)
         layers = windowed_if_used(config, llama, lambda layer: layer >= first)
         return replace(llama, qkv_bias=True, out_bias=False, layers=layers)

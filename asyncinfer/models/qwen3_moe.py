@@ -8,13 +8,11 @@ from typing import ClassVar
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.experts import plain_layers, read_experts
 from asyncinfer.models.family import Family
-from asyncinfer.models.parts import LayerConfig
+from asyncinfer.models.parts import MOST_WIDTH, LayerConfig
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.windows import windowed
 
 __all__ = ["Qwen3MoE"]
-
-_MOST_WIDTH = 1 << 20
 
 
 class Qwen3MoE(Family):
@@ -30,7 +28,7 @@ class Qwen3MoE(Family):
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
         key = "num_local_experts" if config.has("num_local_experts") else "num_experts"
-        size = config.integer("moe_intermediate_size", 1, _MOST_WIDTH)
+        size = config.integer("moe_intermediate_size", 1, MOST_WIDTH)
         experts = replace(
             read_experts(config, llama, key, size),
             normalise=config.boolean("norm_topk_prob", False),
