@@ -167,6 +167,9 @@ def test_as_they_are_published() -> None:
     assert found.format("x") == IntMatrix(4, 32)
     # As Meta-Llama-3.1-8B-Instruct-FP8-hf has it, whose weights are compressed.
     assert read({**PACKED, "quantization_status": "frozen"}) == read(PACKED)
+    # Of a model with images, whose text alone is quantised.
+    nested = JsonReader({"text_config": {"quantization_config": PACKED}}, "config.json")
+    assert read_scheme(nested) == read(PACKED)
     awq = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True}
     assert read(awq) is not None
     assert read({}) is None

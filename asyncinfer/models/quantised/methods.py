@@ -42,7 +42,8 @@ def read_scheme(config: JsonReader) -> Scheme | None:
     # Old compressed-tensors checkpoints use the second name, and have no `quant_method`.
     part = config.object("quantization_config") or config.object("compression_config")
     if part is None:
-        return None
+        text = config.object("text_config")
+        return None if text is None else read_scheme(text)
     default = ""
     if part.values.get("load_in_4bit") or part.values.get("load_in_8bit"):
         default = "bitsandbytes"
