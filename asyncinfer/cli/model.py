@@ -31,8 +31,8 @@ def with_model(engine: dict[str, Any]) -> dict[str, Any]:
     from asyncinfer.models import NAMED_MODELS
 
     options = dict(engine)
-    given = options.pop("model", None) or os.environ.get("ASYNCINFER_MODEL")
-    name = given or DEFAULT
+    given = options.pop("model", os.environ.get("ASYNCINFER_MODEL") or None)
+    name = DEFAULT if given is None else given
     if name in NAMED_MODELS and not os.path.exists(name):
         try:
             _fetch(NAMED_MODELS[name])

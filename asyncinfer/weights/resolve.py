@@ -200,7 +200,7 @@ def _is_small(name: str) -> bool:
 def _hub_id(model: str | Path) -> str:
     if isinstance(model, Path) or not is_hub_id(model):
         what = "file" if is_gguf(model) else "folder"
-        raise ModelLoadError(f"no such {what}, and no hub id either", file=str(model))
+        raise ModelLoadError(f"no such {what}, and no hub id either", file=str(model) or "''")
     return model
 
 

@@ -111,6 +111,12 @@ def run(*arguments: str) -> int:
     return done.value.code
 
 
+def test_an_empty_name_is_that_of_no_model(capsys: Capture) -> None:
+    """Such as that of a shell's variable that is not set."""
+    assert run("generate", "hello", "--model", "") == 1
+    assert "file '': no such folder" in capsys.readouterr().err
+
+
 def test_pull_prints_where_the_model_lies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
