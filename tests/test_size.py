@@ -24,7 +24,7 @@ MOST = {
     "integrations": 1_648,
     "kernels": 12_365,
     "layers": 2_368,
-    "models": 10_423,
+    "models": 10_426,
     "planner": 1_299,
     "plugins": 1_442,
     "protocols": 700,
