@@ -3,8 +3,8 @@
 A thread of the engine runs a `Worker`, turn by turn. Only the loop around the turns blocks, so a
 simulation can run the turns itself, on one thread and with a clock of its own.
 
-Long work without turns, such as a download or the layers of a long prompt, calls `go_on` between
-its parts, and so ends soon after nobody wants it any more (`stoppable`).
+Long work without turns, such as a download or the layers of a long prompt, calls `check_cancelled`
+between its parts. It ends there once nobody wants it any more (`cancellable`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Protocol
 
-__all__ = ["Handle", "Runtime", "Threads", "Worker", "current_check", "go_on", "stoppable"]
+__all__ = ["Handle", "Runtime", "Threads", "Worker"]
+__all__ += ["cancellable", "cancellation_check", "check_cancelled"]
 
 #: Most seconds of one wait: Python's locks do not accept infinity.
 LONGEST_WAIT: Final = 3600.0
@@ -80,36 +81,36 @@ class Threads:
 
 
 @contextmanager
-def stoppable(check: Callable[[], None]) -> Iterator[None]:
-    """Within, `go_on` calls `check`, which raises where nobody wants the work any more. Holds for
-    this thread; blocks may be nested, and each is asked."""
+def cancellable(check: Callable[[], None]) -> Iterator[None]:
+    """Inside the block, `check_cancelled` on this thread calls the cancellation check `check`. It
+    raises where nobody wants the work any more. Of nested blocks all checks are called."""
     outer = _check.get()
 
     def both() -> None:
         outer()
         check()
 
-    token = _check.set(check if outer is _nothing else both)
+    token = _check.set(check if outer is _never else both)
     try:
         yield
     finally:
         _check.reset(token)
 
 
-def go_on() -> None:
-    """Between two parts of work that takes long: raises what the `stoppable` around it does."""
+def check_cancelled() -> None:
+    """Between two parts of long work: raise what the check of the `cancellable` around raises."""
     _check.get()()
 
 
-def current_check() -> Callable[[], None]:
-    """What `go_on` calls here, for work that is prepared within a `stoppable` and done later."""
+def cancellation_check() -> Callable[[], None]:
+    """The check that `check_cancelled` calls here, for work that is prepared now and done later."""
     return _check.get()
 
 
-def _nothing() -> None: ...
+def _never() -> None: ...
 
 
-_check: Final[ContextVar[Callable[[], None]]] = ContextVar("asyncinfer_check", default=_nothing)
+_check: Final[ContextVar[Callable[[], None]]] = ContextVar("asyncinfer_check", default=_never)
 
 
 def _serve(worker: Worker, clock: Callable[[], float]) -> None:

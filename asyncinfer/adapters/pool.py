@@ -29,7 +29,7 @@ from asyncinfer.layers import (
     LoraWeights,
 )
 from asyncinfer.models import ModelConfig
-from asyncinfer.runtime import go_on
+from asyncinfer.runtime import check_cancelled
 from asyncinfer.weights import is_out_of_memory
 
 __all__ = ["MOST_BYTES", "AdapterPool", "LoadedAdapter"]
@@ -234,7 +234,7 @@ class AdapterPool:
         layers = self._allocated(dtype)
         untouched = set(layers)
         for layer, down, up in adapter.matrices():
-            go_on()
+            check_cancelled()
             untouched.discard(layer.name)
             self._write(slot, layer.name, layers[layer.name], down, up)
             if dtype is not self._dtype and not _is_exact(layers[layer.name], slot, down, up):

@@ -21,7 +21,7 @@ from asyncinfer.errors import (
     ModelLoadError,
     Overloaded,
 )
-from asyncinfer.runtime import Runtime, stoppable
+from asyncinfer.runtime import Runtime, cancellable
 from asyncinfer.stats import AdapterInfo
 from asyncinfer.telemetry import emit
 
@@ -242,7 +242,7 @@ class _Load:
             self._result = None
 
     def _load(self, pool: RunnerAdapters) -> None:
-        with stoppable(self._check):
+        with cancellable(self._check):
             loaded = pool.read(self._source, self._config, self._revision)
         if not self._decide():
             pool.release(loaded)

@@ -22,7 +22,7 @@ from asyncinfer.engine.request import output_of
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
 from asyncinfer.errors import InvalidConfig
 from asyncinfer.plugins.chosen import chosen_name
-from asyncinfer.runtime import Runtime, stoppable
+from asyncinfer.runtime import Runtime, cancellable
 from asyncinfer.scheduler import DraftModel, Scheduler, Sequence
 from asyncinfer.speculation import GuardedProposer, Speculator
 from asyncinfer.stats import EngineStats, LoadProgress
@@ -48,13 +48,13 @@ def open_core(
     admission: Admission,
     bridges: dict[object, LoopBridge],
     runtime: Runtime,
-    go_on: Callable[[], None],
+    check_cancelled: Callable[[], None],
 ) -> Core:
-    """Load the model and build the core: all of opening that takes long. `go_on` is asked
+    """Load the model and build the core: all of opening that takes long. `check_cancelled` is asked
     between its parts, and later between the layers of a step; what it raises ends them."""
 
     def report(step: LoadProgress) -> None:
-        go_on()
+        check_cancelled()
         if progress is not None:
             progress(step)
 
@@ -64,11 +64,11 @@ def open_core(
     faults: list[str] = []
     try:
         _check_policies(config)
-        with stoppable(go_on):
+        with cancellable(check_cancelled):
             draft = open_draft(source, config, report)
             # A head is loaded together with its model; a model that drafts has been loaded already.
             loaded = source.load(config if draft is None else config.replace(draft=None), report)
-        go_on()
+        check_cancelled()
         scheduler = open_scheduler(loaded, config, events, runtime.clock, faults, draft)
         core = Core(loaded, scheduler, config, admission, bridges, runtime.clock, events, faults)
         notes = {"notes": loaded.notes} if loaded.notes else {}

@@ -35,10 +35,10 @@ class PromptReader:
         prompt: Any,
         params: SamplingParams,
         chat: ChatOptions | None,
-        go_on: Callable[[], object],
+        check_cancelled: Callable[[], object],
     ) -> tuple[list[int], MessageReader | None]:
         """The prompt's token ids, at least one, and what reads the answers to a chat. Raises
-        `InvalidRequest`, and what `go_on` raises, which is called between two phases."""
+        `InvalidRequest`, and what `check_cancelled` raises, which is called between two phases."""
         tokenizer, spec = self._loaded.tokenizer, self._spec
         message: MessageReader | None = None
         if chat is not None and not is_chat(prompt):
@@ -55,7 +55,7 @@ class PromptReader:
             self.check_messages(prompt)
             text = self._chats.render(prompt, chat)
             message = self._chats.reader(text, chat)
-            go_on()
+            check_cancelled()
             self._check_chars(len(text))
             token_ids = self._chats.encode(prompt, text, chat)
             if isinstance(prompt, SpokenMessages):

@@ -27,10 +27,10 @@ LONG_PROMPT = 0.05
 EXIT_TIMEOUT = 2.0
 
 
-class _GoOn:
-    """Raises where opening was cancelled, and where the interpreter is left. Both the parts of
-    opening and the layers of a step on a CPU ask it in between, since they may take longer than
-    `EXIT_TIMEOUT`. It refers to no engine, and setting a field takes no lock."""
+class _CancellationCheck:
+    """The cancellation check of a decode thread: raises where opening was cancelled, and where the
+    interpreter is left. It is called between parts of opening and layers of a step, which may take
+    longer than `EXIT_TIMEOUT`. It refers to no engine, and setting a field takes no lock."""
 
     __slots__ = ("cancelled", "left", "opened")
 
@@ -48,7 +48,7 @@ class DecodeThread:
     """The worker around a `Core`, supervised. It holds no reference to the engine.
 
     `open_core` runs on the thread, so that loading a model blocks no event loop and only one thread
-    touches the device. It asks what it is given whether to go on. `home` is the event loop that
+    touches the device. It is given the thread's cancellation check. `home` is the event loop that
     opened the engine. Once that is closed and nothing runs, nobody can close the engine, and the
     thread ends.
     """
@@ -71,7 +71,7 @@ class DecodeThread:
         self.hung: Callable[[], AsyncInferError] | None = None
         self.load_error: BaseException | None = None
         self.core: Core | None = None
-        self._go_on = _GoOn()
+        self._cancellation = _CancellationCheck()
         self._open_core = open_core
         self._home = home
         self._admission = admission
@@ -112,7 +112,7 @@ class DecodeThread:
     def cancel_open(self) -> None:
         """Nobody waits for the engine any more: stop loading, or close what was opened. Takes no
         lock: a finalizer may call it."""
-        self._go_on.cancelled = True
+        self._cancellation.cancelled = True
         if self.load_error is None:
             self.load_error = EngineClosed("the engine was closed while it was being opened")
         if self.core is not None:
@@ -158,7 +158,7 @@ class DecodeThread:
                 return core.idle_until(LOOK_EVERY) if idle else 0.0
         except BaseException as error:
             # Streams must hear of any error, since this thread has no caller to raise it to.
-            self._end(core, None if self._go_on.left else error)
+            self._end(core, None if self._cancellation.left else error)
         else:
             self._end(core, None)
         return None
@@ -174,7 +174,7 @@ class DecodeThread:
 
     def _open(self) -> float | None:
         try:
-            core = self._open_core(self._go_on)
+            core = self._open_core(self._cancellation)
             watchdog = Watchdog(
                 core,
                 self._admission,
@@ -198,9 +198,9 @@ class DecodeThread:
                 self.load_error = thread_errors.not_opened(error)
             self._finish()
             return None
-        self._go_on.opened = True
+        self._cancellation.opened = True
         self.core, self._watchdog = core, watchdog
-        if self._go_on.cancelled:
+        if self._cancellation.cancelled:
             # The opening was cancelled before there was a `core` to be told.
             core.post(Command.CLOSE, 0.0)
         self.opened.set()
@@ -263,6 +263,6 @@ class DecodeThread:
 
     def _at_exit(self) -> None:
         self.cancel_open()
-        self._go_on.left = True
+        self._cancellation.left = True
         if self._thread is not None:
             self._thread.join(EXIT_TIMEOUT)

@@ -17,8 +17,8 @@ from asyncinfer.kernels.codes import TABLES
 
 __all__ = ["BLOCK_TYPES", "BlockType", "Parts", "Plane", "block_floats", "block_parts"]
 
-#: Numbers as a `QuantisedWeight` has them, float scales, and float offsets or None: `[blocks, ...]`
-#: each.
+#: The numbers of blocks as a `QuantisedWeight` has them, their float scales, and their float
+#: offsets or None: `[blocks, ...]` each.
 Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]"
 #: How a block holds its scales; each has a function below.
 Scales = Literal["half", "halves", "exponent", "k", "q2", "q3", "q6", "xs"]
@@ -26,10 +26,12 @@ Scales = Literal["half", "halves", "exponent", "k", "q2", "q3", "q6", "xs"]
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Some bits of each number: in order, the lowest bits of `run` bytes, the next ones of the same
-    bytes, and so on; then those of the next `run` bytes."""
+    """Some bits of each number of a block. The first `run` numbers are in the lowest bits of `run`
+    bytes, the next ones in the next bits of the same bytes, and so on. Then come the next `run`
+    bytes.
+    """
 
-    #: Where it begins in a block.
+    #: The byte of a block at which the plane begins.
     start: int
     #: Bits of a number: 1, 2, 4 or 8.
     bits: int
@@ -46,10 +48,11 @@ class BlockType:
     size: int
     #: Numbers that share a scale.
     group: int
-    #: The lowest bits of the numbers, then higher ones.
+    #: The planes of the numbers' lowest bits, then those of higher ones.
     planes: tuple[Plane, ...]
     scales: Scales
-    #: Where the scales begin: d, or d and its minimum.
+    #: The byte at which a block's own scale begins, and after it the block's minimum if it has one
+    #: (ggml's d and dmin).
     at: int
     #: Subtracted from each number.
     less: int = 0
@@ -85,8 +88,8 @@ BLOCK_TYPES: Final[Mapping[str, BlockType]] = MappingProxyType(
 
 
 def block_parts(blocks: torch.Tensor, name: str) -> Parts:
-    """The blocks uint8 `[blocks, size]` of a type taken apart: two numbers a byte where these have
-    at most 4 bits, the first in the low half, and int8 where they have more."""
+    """The numbers, scales and offsets of the blocks uint8 `[blocks, size]` of a type. Numbers of at
+    most 4 bits are two in a byte, the first in the low half. Numbers of more bits are int8."""
     kind = BLOCK_TYPES[name]
     numbers = _plane(blocks, kind.planes[0], kind.numbers)
     shift = kind.planes[0].bits

@@ -1,4 +1,4 @@
-"""What the numbers of a quantised weight stand for."""
+"""The codes of quantised weights: the values that the bits of a number stand for."""
 
 from __future__ import annotations
 
@@ -43,9 +43,12 @@ TABLES: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
 
 
 def decoded(numbers: torch.Tensor, code: str) -> torch.Tensor:
-    """float32 values of numbers in bytes `[..., bytes]`. By a code of `TABLES` two numbers are in a
-    byte, the low one first: `[..., 2 * bytes]`. "int8" is bytes with a sign, and "e4m3" floats of 8
-    bits (Micikevicius et al., FP8 formats for deep learning, 2022) without NaN: `[..., bytes]`."""
+    """The float32 values of numbers in bytes `[..., bytes]`.
+
+    By a code of `TABLES` a byte has two numbers, the low one first, and the result is `[..., 2 *
+    bytes]`. "int8" is bytes with a sign, and "e4m3" floats of 8 bits (Micikevicius et al., FP8
+    formats for deep learning, 2022) without NaN. Their results are `[..., bytes]`.
+    """
     if code == "int8":
         return numbers.view(torch.int8).float()
     if code == "e4m3":
@@ -63,10 +66,11 @@ def _table(code: str, device: torch.device) -> torch.Tensor:
 
 
 def copy_e4m3(floats: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Write numbers, float8_e4m3fn without NaN, to `floats`, which are float32 or bfloat16.
+    """Write `numbers`, float8_e4m3fn without NaN, to `floats`, which are float32 or bfloat16.
 
-    torch converts them one at a time. Moved to where bfloat16 has them, their bits are the number
-    times 2^-120."""
+    On a CPU torch converts one number at a time. Here whole vectors are moved: an e4m3 number's
+    bits, where bfloat16 has them, are the number times 2^-120.
+    """
     if floats.device.type != "cpu":
         return floats.copy_(numbers)
     # The conversion to int16 extends the sign, so that the shift leaves it in the highest bit.

@@ -1,8 +1,8 @@
-"""An operator: its arguments are checked, then a kernel runs, Triton's on a GPU and torch's
-elsewhere.
+"""`dispatched` makes an operator of a kernel: it checks arguments and picks an implementation.
 
-The plain form of a kernel is in `reference/`, the fast one of the same name in `triton/`, the check
-of the arguments in `ops/`. `trial_cases.py` says what is tried on a user's device.
+A kernel runs in Triton on a GPU, and elsewhere in native code or in torch. The torch implementation
+is in `reference/`, Triton's of the same name in `triton/`, LLVM's in `native/`, the check of the
+arguments in `ops/`. `trial_cases.py` says what is tried on a user's device.
 """
 
 from __future__ import annotations
@@ -52,10 +52,13 @@ def dispatched(
     check: Callable[..., None],
     native: Callable[P, R | None] | None = None,
 ) -> Callable[P, R]:
-    """The operator of a reference kernel, with its signature: hands the arguments to `check`, which
-    raises `ValueError` for shapes and dtypes that do not fit, then runs the kernel for the device
-    of the first one. What a Triton kernel raises is a `KernelError`, unless memory has run out.
-    `native` is asked before the reference kernel, and gives None for what it does not compute."""
+    """The operator of a reference kernel, with the same signature.
+
+    The operator hands its arguments to `check`, which raises `ValueError` for shapes and dtypes
+    that do not fit. Then it runs the kernel for the device of the first argument. An error of a
+    Triton kernel becomes a `KernelError`, unless memory has run out. On a CPU `native` is asked
+    before the reference kernel, and returns None for arguments that it does not compute.
+    """
 
     @functools.wraps(reference)
     def operator(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -70,7 +73,7 @@ def dispatched(
         except (torch.OutOfMemoryError, MemoryError, CannotRecord):
             raise
         except Exception as error:
-            # Compilers, drivers and launchers each have errors of their own.
+            # Compilers, drivers and launchers each raise errors of their own classes.
             lines = str(error).strip().splitlines() or [""]
             why = f"{reference.__name__}: {type(error).__name__}: {lines[-1][:200]}"
             raise KernelError(why) from error
@@ -87,7 +90,7 @@ def check(right: bool, name: str, *tensors: torch.Tensor | None) -> None:
 
 
 def kernel_for(reference: Callable[P, R], tensor: torch.Tensor) -> Callable[P, R]:
-    """The Triton kernel of the same name if `tensor` is on a GPU and there is one, else
+    """The Triton kernel with the name of `reference` if `tensor` is on a GPU and there is one, else
     `reference`."""
     if not has_triton_kernel(reference.__name__, tensor):
         return reference
@@ -109,18 +112,18 @@ def triton_is_missing() -> str | None:
     if torch.version.hip is not None:
         # torch calls AMD's GPUs CUDA devices, too.
         return "the kernels were never compiled for AMD's GPUs"
-    # It is not made for every system.
+    # Triton's package does not exist for every system.
     return "triton is not installed" if find_spec("triton") is None else None
 
 
 def use_triton(wanted: bool) -> None:
-    """Whether operators that this thread calls from now on run Triton's kernels on a GPU. Other
-    threads, those of another engine among them, keep what they have."""
+    """Set whether operators that this thread calls from now on run Triton's kernels on a GPU. Other
+    threads, such as another engine's, are not affected."""
     _thread.triton, _thread.fault = wanted, None
 
 
 def wants_triton() -> bool:
-    """What `use_triton` was last called with by this thread; at first True."""
+    """Whether this thread's operators run Triton's kernels on a GPU, which `use_triton` sets."""
     wanted: bool = getattr(_thread, "triton", True)
     return wanted
 
@@ -132,7 +135,7 @@ def distrust(fault: str) -> None:
 
 
 def distrusted() -> str | None:
-    """Why this thread does without Triton's kernels; None where nothing is wrong with them."""
+    """Why this thread does without Triton's kernels; None where no fault of them is known."""
     fault: str | None = getattr(_thread, "fault", None)
     return fault
 

@@ -20,9 +20,9 @@ __all__ = ["forget", "keep", "kept_path", "read_kept", "read_regular", "write_wh
 #: The most files and bytes of a folder: each version of torch, LLVM or this package adds some.
 MOST_FILES: Final = 256
 MOST_FOLDER_BYTES: Final = 1 << 26
-#: The most bytes of a file; ours are far smaller.
+#: The most bytes of a file that is read. Files of this package are far smaller.
 _MOST_BYTES: Final = 16_384
-#: The names of our files, and their temporary names while they are written.
+#: The names of this package's files, and their temporary names while they are written.
 _OURS: Final = re.compile(r"[0-9a-f]{32}\.(json|o)|tmp\w+\.new")
 #: Flags by which opening follows no link and never blocks, where the system has them.
 _WITHOUT_WAITING: Final = sum(
@@ -68,8 +68,8 @@ def keep(path: Path, key: Mapping[str, str], **found: object) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically, readable by its owner alone. Removes the oldest of our files if the
-    folder then has too many. Raises `OSError`."""
+    """Write a file atomically, readable by its owner alone. Removes the oldest files of this
+    package if the folder then has too many. Raises `OSError`."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -82,7 +82,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the oldest of our files, half-written ones included."""
+    """Remove the oldest files of this package, half-written ones included."""
     with os.scandir(folder) as entries:
         found = [each for each in entries if _OURS.fullmatch(each.name)]
     files = []

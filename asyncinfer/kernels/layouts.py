@@ -1,4 +1,4 @@
-"""`WeightLayout`: the properties of a quantised weight that kernels are compiled for."""
+"""`WeightLayout`: the properties of a quantised weight that a GPU's kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_GROUP: Final = 16
 
 @dataclass(frozen=True, slots=True, order=True)
 class WeightLayout:
-    """A code and the size of groups."""
+    """The code of a weight's numbers, and the groups that share a scale."""
 
     #: The code of the numbers, by its name in `asyncinfer.kernels.codes`.
     code: str
@@ -33,7 +33,7 @@ class WeightLayout:
 
     @property
     def powers(self) -> bool:
-        """Whether scales are powers of two, in a byte each: those of MXFP4."""
+        """Whether scales are powers of two in one byte each, as MXFP4's are."""
         return self.code == "e2m1" and self.group == 32
 
     def bytes(self, inputs: int) -> float:

@@ -1,27 +1,29 @@
-"""How the small linear kernels divide their work: a table by shape, and a rule for the rest.
+"""The tiles of the small linear kernels: a table by shape, and a rule for all other shapes.
 
-The counts are for the 132 multiprocessors of an H100 or H200, and the same on every device, so that
-a product is summed in the same order everywhere. Table and rule were derived from counts of
-programs and bytes. For one product of one token 18 others were measured on an H200: none was faster
-by more than half a microsecond (docs/benchmarks/h200.md). A measurement on a device also tries
-`tile_candidates`, and an engine uses the fastest (`kernels/choices.py`).
+The counts are those of an H100 or H200 with 132 multiprocessors. They are the same on every device,
+so that a product is summed in the same order everywhere. Table and rule were derived from counts of
+programs and bytes. For one product of one token 18 other tiles were measured on an H200: none was
+faster by more than half a microsecond (docs/benchmarks/h200.md). A measurement on a device also
+tries `tile_candidates`, and an engine uses the fastest (`kernels/choices.py`).
 
-**GEMV, up to 4 tokens.** One warp a program: its lanes then hold the inputs in the layout of the
-weight's tile, and nothing is exchanged inside the loop. 8 rows of the weight where that leaves
-three programs a multiprocessor, else 4 (with more tokens always 4, since their sums take
-registers); 256 inputs at a time, 16 bytes a lane. About 32 KiB a multiprocessor must be in flight
-to keep the memory busy, so few programs have more stages. An int8 weight takes 4 rows and 512
-inputs, up to 2 tokens: with more, sums would leave room for so few rows that most of what is read
-is inputs. One of 4 bits takes 2 rows for 2 tokens: what its numbers are looked up in takes
-registers, too.
+**GEMV, up to 4 tokens.** A program has one warp, whose lanes hold the inputs in the layout of the
+weight's tile, so that nothing is exchanged inside the loop. A program takes 8 rows of the weight
+where that leaves three programs a multiprocessor, else 4. With more than one token it takes 4,
+since their sums take registers. It takes 256 inputs at a time, 16 bytes a lane. About 32 KiB a
+multiprocessor must be in flight to keep the memory busy, so few programs have more stages.
 
-**Skinny GEMM, up to 64 tokens.** Each program reads all its inputs anew from the L2 cache, as many
-as `tokens / rows` of the weight's own bytes: 64 rows up to 16 tokens, else 128. The inputs are
-split until 92 programs (70 % of the multiprocessors) are at work, 256 inputs each at least. Stages
-fill 96 KiB of shared memory, so that two programs fit on one multiprocessor.
+An int8 weight takes 4 rows and 512 inputs, for up to 2 tokens. With more tokens, sums would leave
+registers for so few rows that most of the bytes read would be inputs. A weight of 4 bits takes 2
+rows for 2 tokens, since the tables of its codes take registers, too.
 
-**Grouped GEMM, any number.** The skinny GEMM's shares without a split (experts make programs
-enough), up to 128 tokens of one expert in each.
+**Skinny GEMM, up to 64 tokens.** Each program reads its inputs from the L2 cache. Their bytes are
+`tokens / rows` times those of its part of the weight. So a program takes 64 rows up to 16 tokens,
+else 128. The inputs are split until there are 92 programs (70 % of the multiprocessors), with at
+least 256 inputs each. Stages fill 96 KiB of shared memory, so that two programs fit on one
+multiprocessor.
+
+**Grouped GEMM, any number of tokens.** The tiles are those of the skinny GEMM, with up to 128
+tokens of one expert. Inputs are not split, since experts make programs enough.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ __all__ = [
     "tiles_for",
 ]
 
-#: These kernels compute up to so many tokens, the device's own library more.
+#: The most tokens that these kernels compute. The device's own library computes more.
 SMALL_TOKENS = 64
 
 _MULTIPROCESSORS = 132
@@ -80,16 +82,15 @@ _TABLE: dict[tuple[int, int, int], Tiles] = {
 
 
 def gemv_tokens(itemsize: float) -> int:
-    """Up to how many tokens a product is a GEMV; with more it is a skinny GEMM."""
+    """The most tokens of a GEMV. A product of more tokens is a skinny GEMM."""
     return 4 if itemsize >= 2 else 2
 
 
 def tiles_for(outputs: int, inputs: int, tokens: int, itemsize: float) -> Tiles:
     """Tiles for a weight `[outputs, inputs]` of `itemsize` bytes an element (a half for 4 bits), at
-    1 to 64 tokens.
+    1 to 64 tokens: those of this thread's choices, else the derived ones.
 
-    Equal for all token counts of a bucket: 1, 2, up to 4, 16, 32, 64. Those that this thread's
-    choices name, else those that were derived.
+    Tiles are equal for all token counts of a bucket. Buckets end at 1, 2, 4, 16, 32 and 64 tokens.
     """
     bucket = _bucket(tokens)
     derived = _derived(outputs, inputs, bucket, itemsize)
@@ -135,7 +136,7 @@ def _derived(outputs: int, inputs: int, bucket: int, itemsize: float) -> Tiles:
 
 
 def _splits(inputs: int, splits: int) -> bool:
-    """Whether each of so many programs has enough inputs."""
+    """Whether each of `splits` programs has enough inputs."""
     return splits <= _MOST_SPLITS and inputs >= splits * _LEAST_STRETCH
 
 

@@ -1,13 +1,14 @@
 """Counter-based randomness: one exponential variable per (seed, position, token id).
 
-The race of these variables (argmin of `E / p`, the same as Gumbel-max on `log p`) draws a token
-with probability exactly proportional to `p`. A variable depends on its three keys only, so a draw
-is the same in every batch, after a preemption, and in whichever order it is computed.
+The race of these variables is the argmin of `E / p` over tokens, for variables `E` and
+probabilities `p`. It is the same as Gumbel-max on `log p`, and draws a token with a probability
+exactly proportional to `p`. A variable depends on its three keys only, so a draw is the same in
+every batch, after a preemption, and in whichever order it is computed.
 
-A row's (seed, position) becomes 64 key bits (splitmix64), and each token id is mixed once into 32
-bits. For each row and token there remains one multiply-xorshift-multiply round, keyed by both
-halves of the row's bits. All of it is wrapping integer arithmetic, equal on every device; Triton
-has it in `triton/race.py`, and `tests/sampling/reference.py` says it in plain Python.
+A row's (seed, position) becomes 64 key bits (splitmix64). Each token id is mixed once into 32 bits
+(lowbias32). For each row and token there remains one multiply-xorshift-multiply round, keyed by
+both halves of the row's bits. All of this is wrapping integer arithmetic, equal on every device.
+`triton/race.py` has it in Triton, and `tests/sampling/reference.py` in plain Python.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ _SCALE = -(2.0**-31) * (1 - 2.0**-24)
 def row_uniforms(
     seeds: U64, positions: npt.NDArray[np.int64], stream: int
 ) -> npt.NDArray[np.float64]:
-    """float64 `[n]` in (0, 1): one uniform variable per row and stream, independent of the
-    race's."""
-    # Another odd factor (from xxHash64) than the race's, so that no stream meets its counters.
+    """float64 `[n]` in (0, 1): one uniform variable per row and stream, independent of the race."""
+    # The odd factor is another one than the race's, so that no stream has the race's counters. It
+    # is one of xxHash64's.
     offset = np.uint64((stream + 1) * 0x9FB21C651E98DF25 % 2**64)
     bits = _splitmix(_splitmix(_row_bits(seeds, positions)) ^ offset)
     halves: npt.NDArray[np.float64] = (bits >> np.uint64(12)).astype(np.float64) + 0.5

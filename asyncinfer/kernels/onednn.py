@@ -1,8 +1,9 @@
-"""The matrix product of oneDNN, for CPUs: several times as fast as `F.linear` where MKL does not
-take its fast path. A weight can be laid out once in the blocks that it is read in.
+"""The matrix product of oneDNN, for CPUs.
 
-The operators are torch's own, those that its Inductor backend calls; a torch without them (or a
-dtype that the processor has no instructions for) falls back to `F.linear`.
+It is several times as fast as `F.linear` where MKL does not take its fast path. A weight can be
+laid out once in the blocks in which oneDNN reads it. The operators are torch's own, which its
+Inductor backend calls. Callers use `F.linear` for a torch without them, and for a dtype that the
+processor has no instructions for.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ __all__ = [
     "reorder_is_faster",
 ]
 
-#: The row count that oneDNN plans a weight's layout for: layouts planned for 1 row are slow at 16;
-#: those planned for 16 are as fast as any at 1 and at 1,024.
+#: The row count that oneDNN plans a weight's layout for. Layouts planned for 1 row are slow at 16
+#: rows. Those planned for 16 are as fast as any at 1 and at 1,024 rows.
 _PLANNED_ROWS = 16
 #: A float32 matrix with a side below this and at most so many bytes is multiplied faster by MKL on
 #: its fast path, for 1 to 2,048 rows: a call of MKL costs 5 us, a call of oneDNN 20.
 _SMALL_SIDE, _SMALL_BYTES = 512, 8 << 20
-#: Query tokens of all heads, numbers of a vector, and keys.
+#: The product of `mkl_keeps_up`: query tokens of all heads, numbers of a vector, and keys.
 _TILE = 384, 64, 512
-#: So few rows wait for memory, which native code always reads faster.
+#: A product of so few rows waits for memory, which native code always reads faster.
 _FEW = 6
-#: Rows that native code's speed is measured at, and those that it then has at most; and the sides
-#: of a weight that a second cache holds.
+#: The row count at which native code's speed is measured first, and the rows that native code then
+#: computes: up to `_MANY`, or any number.
 _SOME, _MANY, _NO_END = 16, 96, 1 << 62
+#: The sides of the measured weight, which a second-level cache holds.
 _SIDES = 256, 512
 #: How many times as long native code may take, because a row's bits do not depend on other rows.
 _TIE = 1.1
@@ -72,10 +74,10 @@ def mkl_is_fast() -> bool:
 
 @functools.cache
 def mkl_keeps_up() -> bool:
-    """Whether MKL's products of a tile of attention take no more than one and a half times as long
-    as oneDNN's. On processors that are not Intel's it is one or the other by far: this depends on
-    their instructions, and so it is measured when first asked: some milliseconds on one thread,
-    which another program can delay but for all calls."""
+    """Whether MKL's products of a tile of attention take at most one and a half times as long as
+    oneDNN's. On processors that are not Intel's one of the two is faster by far, depending on their
+    instructions. So the first call measures, which takes some milliseconds on one thread. The least
+    time of several products counts, since another program can delay some of them."""
     if mkl_is_fast() or not available(torch.float32):
         return True
     x, weight = torch.ones(_TILE[0], _TILE[1]), torch.ones(_TILE[2], _TILE[1])
@@ -83,8 +85,8 @@ def mkl_keeps_up() -> bool:
 
 
 def _faster(one: Callable[[], object], other: Callable[[], object], times: float = 1.0) -> bool:
-    """Whether one call takes at most so many times as long as the other on one thread. False where
-    their number cannot be set."""
+    """Whether `one` takes at most `times` times as long as `other` on one thread. False where the
+    number of threads cannot be set."""
     count = torch.get_num_threads()
     if not set_thread_count(1):
         return False
@@ -96,7 +98,8 @@ def _faster(one: Callable[[], object], other: Callable[[], object], times: float
 
 
 def _least_seconds(*products: Callable[[], object]) -> list[float]:
-    """The least of several calls of each, in turns, since a disturbance only makes one longer."""
+    """The least seconds of several calls of each product, in turns. The least counts, since a
+    disturbance only makes a call longer."""
     least = [inf] * len(products)
     for _ in range(10):
         for index, product in enumerate(products):
@@ -122,7 +125,7 @@ def reorder(weight: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _native_rows(dtype: torch.dtype) -> int:
-    """Rows up to which native code is faster than oneDNN, as measured when first asked: some
+    """Rows up to which native code is faster than oneDNN. The first call measures, which takes some
     milliseconds on one thread."""
     if dtype is torch.bfloat16:
         # oneDNN has the processor's instructions for products of bfloat16 numbers.
@@ -148,9 +151,11 @@ def _read(weight: torch.Tensor, shape: tuple[int, int], most_rows: int) -> Block
 
 
 def blocked(weight: torch.Tensor, shape: tuple[int, int]) -> BlockedWeight | None:
-    """A reordered `weight`, of this shape `[out, in]` before, for native code that multiplies
-    faster; None where there is none, or where a trial product is wrong: the layout is no promise of
-    oneDNN's."""
+    """A reordered `weight`, whose shape was `[out, in]`, for native code that multiplies faster.
+
+    None where there is no such code, and where a trial product is wrong. The trial is needed since
+    oneDNN does not document its layout.
+    """
     found = _read(weight, shape, _native_rows(weight.dtype))
     if found is None:
         return None

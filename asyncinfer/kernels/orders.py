@@ -9,7 +9,7 @@ import torch
 
 __all__ = ["NumberOrder", "as_bytes", "ordered"]
 
-#: Where in a word of AWQ's the first, second, ... output is, of 4 bits.
+#: The places of a word of AWQ at which its eight outputs of 4 bits are, in the order of outputs.
 AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 #: Outputs whose numbers are put in order at a time.
 _ROWS: Final = 512
@@ -17,12 +17,12 @@ _ROWS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class NumberOrder:
-    """How to get from a tensor's bytes to a row of inputs for each output, two inputs a byte where
-    they have 4 bits, the first in the low ones.
+    """The order of a tensor's numbers, which `ordered` turns into a row of inputs for each output.
+    Numbers of 4 bits are two in a byte there, the first in the low half.
 
-    - "rows": they lie so.
-    - "words": int32 `[words, out]`, each of neighbouring inputs (GPTQ).
-    - "awq": int32 `[in, out / 8]`, each of eight outputs of 4 bits, at `AWQ_PLACES`.
+    - "rows": the tensor has this order.
+    - "words": int32 `[words, out]`; a word holds neighbouring inputs (GPTQ).
+    - "awq": int32 `[in, out / 8]`; a word holds eight outputs of 4 bits, at `AWQ_PLACES`.
     """
 
     kind: Literal["rows", "words", "awq"] = "rows"
@@ -62,8 +62,8 @@ def _from_awq(packed: torch.Tensor, outputs: int) -> torch.Tensor:
 
 def _pair_inputs(packed: torch.Tensor, target: torch.Tensor) -> None:
     """Fill uint8 `target` `[words, 8, in / 2]`, the outputs of each word, from int32 `packed`
-    `[in, words]`. Bytes of two inputs are joined, for two outputs at a time, which takes a quarter
-    of the time of taking all numbers out."""
+    `[in, words]`. Bytes of two inputs are joined for two outputs at a time. Extracting all numbers
+    would take four times as long."""
     words = packed.t().contiguous()
     both = words.view(torch.uint8).view(len(words), -1, 2, 4).permute(2, 0, 3, 1).contiguous()
     first, second = both

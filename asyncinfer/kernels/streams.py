@@ -31,7 +31,8 @@ def return_streams(device: torch.device, streams: Sequence[Any]) -> None:
 
 
 def _stream(device: torch.device) -> Any:
-    """A stream of a priority that host programs do not ask for. torch hands out each priority's
-    streams in turn, and a host's work on a stream that records would become part of the
-    recording."""
+    """A stream of a priority that embedding programs do not ask for. torch hands out each
+    priority's streams in turn. A program's work on a stream that records would become part of the
+    recording.
+    """
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

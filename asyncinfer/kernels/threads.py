@@ -30,23 +30,26 @@ __all__ = [
 #: The prefix of the names of threads that compute steps.
 NAME: Final = "asyncinfer-"
 TASKS: Final = Path("/proc/self/task")
-#: Tiles of like size that are better computed alone: of three, one of two threads takes two, while
-#: the other one waits.
+#: The most tiles of like size that are better computed alone. Of three tiles, one of two threads
+#: takes two while the other one waits.
 FEW_TILES: Final = 3
 
 Item = TypeVar("Item")
 
 
 def share(items: Iterable[Item], work: Callable[[Item], None], *, alone: bool = False) -> None:
-    """Call `work` with each item, on as many threads as the operators of this thread take. Those of
-    `work` take one thread each. `alone`: on this thread, whose operators share their own work; work
-    for a GPU must be, since another thread's goes to another stream.
+    """Call `work` with each item, on as many threads as the operators of this thread use. Operators
+    that `work` calls use one thread each.
+
+    `alone`: call `work` on this thread only, with operators on several threads. Work for a GPU must
+    be done alone, since another thread's operators go to another stream.
 
     An operator on several threads ends when the last of them does. Where another program has the
-    core of one, the others wait for that thread's next turn, some milliseconds for each operator.
-    These threads wait for each other once, and one that has less of a core takes fewer items.
+    core of one thread, the others wait for that thread's next turn, some milliseconds for each
+    operator. The threads of `share` wait for each other only once, at the end. A thread that has
+    less of a core takes fewer items.
 
-    Raises what `work` raises; the items that are left then are not computed.
+    Raises what `work` raises. Items that are left then are not computed.
     """
     left = list(items)
     left.reverse()
@@ -80,8 +83,8 @@ def share(items: Iterable[Item], work: Callable[[Item], None], *, alone: bool = 
 
 
 def name_thread() -> None:
-    """Name the calling thread for the system's tools. torch's threads inherit the name, if none was
-    started before. The main thread keeps its name, which is that of the process."""
+    """Name the calling thread for the system's tools. Threads that torch starts for it afterwards
+    inherit the name. The main thread keeps its name, which is that of the process."""
     if threading.current_thread() is threading.main_thread():
         return
     _set_name(f"{NAME}{threading.get_native_id() % 10_000}")
@@ -93,12 +96,13 @@ def thread_name(ident: int | str) -> str | None:
 
 
 def set_thread_count(count: int) -> bool:
-    """Have this thread's operators use `count` threads; returns whether that can be set.
-    `torch.set_num_threads` would also change all threads that have not used torch yet."""
+    """Have this thread's operators use `count` threads. Returns whether the number can be set.
+    `torch.set_num_threads` is not used, since it also changes threads that have not used torch yet.
+    """
     library = _library()
     if library is None:
         return False
-    # A thread gets the process's number when it first uses torch, which must not come later.
+    # A thread gets the process's number when it first uses torch, so it has to use torch before.
     torch.get_num_threads()
     library.omp_set_num_threads(count)
     if hasattr(library, "MKL_Set_Num_Threads_Local"):
@@ -174,7 +178,7 @@ def _set_name(name: str) -> None:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """What torch is linked with: its OpenMP, and on some processors MKL. None: neither."""
+    """The library of torch by which its OpenMP and MKL are reached; None where there is none."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         library = ctypes.CDLL(str(path))

@@ -42,11 +42,14 @@ def find_fault(
     on_kernel: Callable[[str], object] = lambda kernel: None,
     measured: Callable[[KernelFigures], object] | None = None,
 ) -> Fault | None:
-    """What is wrong with the first of `kernels` (None: Triton's) that cannot be run on `device`,
-    differs from the reference kernels in float32, or from itself when it is run again. None: all
-    are right, as far as a trial can tell. What a module has no kernel for in its `__all__` is not
-    tried. `on_kernel` is called with the name of each before it runs,
-    and `measured` with what there is to say of each that is right; None: nothing is timed."""
+    """The fault of the first of `kernels` (None: Triton's) that cannot be run on `device`, differs
+    from the reference kernel in float32, or differs from itself when it is run again. None: a trial
+    finds no fault.
+
+    Kernels that are missing in the module's `__all__` are not tried. `on_kernel` is called with the
+    name of each kernel before it runs, and `measured` with the figures of each that is right. None:
+    no kernel is timed.
+    """
     tried = "Triton"
     try:
         module = kernels or import_module("asyncinfer.kernels.triton")

@@ -21,6 +21,8 @@ _BLOCK: Final = 16
 _LENGTHS: Final = (1, 15, 16, 17, 130, 300)
 #: Tokens of a product: one for each kind of tile.
 _ROWS: Final = (1, 4, 16, 64)
+#: Rows with adapters: those of a decode step, and enough for tiles.
+_LORA_ROWS: Final = (5, 70)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +62,17 @@ def cases(shapes: TrialShapes, device: torch.device) -> Iterator[tuple[str, Case
     yield "rms_norm", norm
     yield "add_rms_norm", added
     yield "silu_mul", gate
-    # The layers take it for halves only.
+    for approximate in ("none", "tanh"):
+        yield f"gelu_mul ({approximate})", _gelu(hidden, approximate, device, dtype)
+    # Layers use this kernel for 16-bit dtypes only.
     for rows in _ROWS if dtype is not torch.float32 else ():
         yield f"linear_small of {rows} rows", _product(hidden, rows, device, dtype)
     for layout in shapes.layouts if dtype is not torch.float32 else ():
         yield from quantised_products(layout, hidden, device, dtype)
+    for rows in _LORA_ROWS:
+        yield f"lora_add of {rows} rows", _adapted(shapes, rows, device)
     yield "kv_write", _written(shapes, device)
+    yield "rope", _turned(shapes, device)
     yield "rope_kv_write", _rotated(shapes, device)
     for decode in (True, False):
         kind = "decode" if decode else "prefill"
@@ -84,6 +91,50 @@ def _product(hidden: int, rows: int, device: torch.device, dtype: torch.dtype) -
         )
 
     return case
+
+
+def _gelu(hidden: int, approximate: str, device: torch.device, dtype: torch.dtype) -> Case:
+    def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        gate_up = Numbers(device, dtype, wanted)(5, 2 * hidden)
+        return (module.gelu_mul(gate_up, approximate=approximate),)
+
+    return case
+
+
+def _adapted(shapes: TrialShapes, rows: int, device: torch.device) -> Case:
+    """Queries, keys and values after the adapters of their rows were added. Some rows have none,
+    and one adapter has no part in this layer."""
+
+    def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        heads, held, slots = (shapes.heads, *[shapes.kv_heads] * 2), 16, 3
+        sizes = tuple(count * shapes.head_dim for count in heads)
+        numbers, inputs = Numbers(device, shapes.dtype, wanted), shapes.hidden
+        x, y = numbers(rows, inputs), numbers(rows, sum(sizes))
+        down = numbers(slots, held * len(sizes), inputs, scale=inputs**-0.5)
+        up = numbers(slots, held, sum(sizes))
+        ranks = [held, 0, 5]
+        for slot, rank in enumerate(ranks):
+            # Nothing beyond an adapter's rank may be read.
+            down[slot, rank * len(sizes) :] = up[slot, rank:] = torch.nan
+        chosen = torch.arange(rows, device=device).int() % (slots + 1) - 1
+        rank_of = torch.tensor(ranks, dtype=torch.int32, device=device)
+        return (module.lora_add(y, x, down, up, rank_of, chosen, sizes=sizes),)
+
+    return case
+
+
+def _turned(shapes: TrialShapes, device: torch.device) -> Case:
+    def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        x = Numbers(device, shapes.dtype, wanted)(4, shapes.heads, shapes.head_dim)
+        return (module.rope(x, *_angles(4, shapes.head_dim, device)),)
+
+    return case
+
+
+def _angles(tokens: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines, which are float32 whatever the model's dtype."""
+    angles = torch.linspace(0.0, 3.0, head_dim * tokens, device=device).view(tokens, 1, head_dim)
+    return angles.cos(), angles.sin()
 
 
 def _written(shapes: TrialShapes, device: torch.device) -> Case:
@@ -119,12 +170,8 @@ def _rotated(shapes: TrialShapes, device: torch.device) -> Case:
         numbers = Numbers(device, shapes.dtype, wanted)
         qkv = numbers(len(slots), shapes.heads + 2 * shapes.kv_heads, shapes.head_dim)
         norms = {name: numbers(shapes.head_dim) for name in ("q_norm", "k_norm")}
-        # Angles are float32 whatever the model's dtype.
-        angles = torch.linspace(0.0, 3.0, shapes.head_dim * len(slots), device=device)
-        angles = angles.view(len(slots), 1, shapes.head_dim)
-        queries = module.rope_kv_write(
-            qkv, angles.cos(), angles.sin(), *caches, slots, **norms, **scales
-        )
+        angles = _angles(len(slots), shapes.head_dim, device)
+        queries = module.rope_kv_write(qkv, *angles, *caches, slots, **norms, **scales)
         return queries, *_values(caches, scales)
 
     return case
@@ -159,7 +206,7 @@ def _attention(shapes: TrialShapes, device: torch.device, *, decode: bool) -> Ca
         slots = (order[: sum(used), None] * _BLOCK + torch.arange(_BLOCK)).flatten().to(device)
         size = (len(slots), shapes.kv_heads, shapes.head_dim)
         k_cache, v_cache = caches
-        # Both sides read what the reference has written.
+        # The reference kernel fills the cache for both sides.
         reference.kv_write(numbers(*size), numbers(*size), k_cache, v_cache, slots, **scales)
         for spare in order[sum(used) :].tolist():
             for tensor in scales.values() or caches:
@@ -183,7 +230,7 @@ def _draws(shapes: TrialShapes, device: torch.device) -> Case:
 
     def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
         rows = 6
-        # In float32 on both sides, so that a draw is the same.
+        # The logits are float32 on both sides, so that both draw the same tokens.
         logits = Numbers(device, torch.float32, torch.float32)(rows, shapes.vocab, scale=4.0)
         keys = torch.arange(rows, device=device) * 7_919 + 1
         temperature = torch.tensor([0.0, 1.0, 0.7, 0.0, 1.3, 1.0], device=device)
@@ -202,7 +249,7 @@ def _step_inputs(device: torch.device) -> Case:
     """A recorded step's inputs from its slots, and their positions after the step."""
 
     def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
-        # Room for as many calls as a measurement takes: each goes on by a token.
+        # Tables have room for as many calls as a measurement makes. Each call advances by a token.
         slots, groups, width = 5, 2, 64
         numbers = torch.arange(slots * groups * width, dtype=torch.int32, device=device)
         # The last slot is that of padding.

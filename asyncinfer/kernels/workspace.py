@@ -19,8 +19,8 @@ __all__ = [
     "invariant_parts",
 ]
 
-#: Programs of a decode launch: two for each multiprocessor of an H100 or H200. All of them run at
-#: once; where there were twice as many, 16 rows took an eighth longer on an H200.
+#: Programs of a decode launch: two for each multiprocessor of an H100 or H200, so that all run at
+#: once. With twice as many, 16 rows took an eighth longer on an H200.
 _PROGRAMS = 2 * 132
 #: A decode row with at most this many keys is not worth splitting.
 LEAST_PART = 128
@@ -45,7 +45,8 @@ class AttentionWorkspace:
     """Memory of the split-KV decode kernel. Nothing in it outlives a launch, so every layer and
     step of one CUDA stream shares it, recorded graphs included.
 
-    Any launch fits whose parts * query tokens * heads are within its size.
+    A launch fits if its `parts * max_query_len * heads` results do, and its `rows * heads`
+    counters.
     """
 
     #: float32: each part's normalised output.
@@ -94,21 +95,23 @@ class AttentionWorkspace:
 
 
 def decode_parts(rows: int, kv_heads: int, longest: int, chunk: int = LEAST_PART) -> int:
-    """Into how many parts to split the keys of decode rows of up to `longest` tokens, all together:
-    enough programs for every multiprocessor of a large GPU, but none that would have less than
-    `chunk` keys of a row. The number does not depend on the device, so that results do not, unless
-    this thread's choices name another one."""
+    """The number of parts into which the keys of all decode rows of up to `longest` tokens are
+    split.
+
+    There are enough programs for every multiprocessor of a large GPU, but none with less than
+    `chunk` keys of a row. The number does not depend on the device, so that results do not either,
+    unless this thread's choices name another one.
+    """
     programs = chosen(SPLIT_KEY, SPLITS[0]).programs
     return rows + max(1, min(-(-programs // kv_heads), rows * -(-longest // chunk)))
 
 
 def invariant_parts(rows: int, longest: int, chunk: int) -> int:
-    """As `decode_parts`, where every part of every batch has up to `chunk` keys."""
+    """As `decode_parts`, for parts of up to `chunk` keys in every batch, whatever the batch."""
     return rows * (1 + max(1, -(-longest // chunk)))
 
 
 def invariant_chunk(longest: int) -> int:
-    """Keys of a part for rows of up to `longest` tokens, where parts must not depend on the batch:
-    at most 64 parts, with which one row occupies a large GPU, and whose results take little
-    memory."""
+    """Keys of a part for rows of up to `longest` tokens, where parts must not depend on the batch.
+    A row has at most 64 parts: so many occupy a large GPU, and their results take little memory."""
     return max(256, -(-longest // (64 * 64)) * 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -52,10 +53,16 @@ class EagerExecutor:
         groups: Sequence[int] | None = None,
     ) -> None:
         self.decoder = decoder
-        numbered = list(zip(groups or range(len(kv)), kv, strict=True))
         #: The caches of pages and the caches of states, each with its group's number.
-        self._paged = [(at, cache) for at, cache in numbered if isinstance(cache, KVCache)]
-        self._kept = [(at, cache) for at, cache in numbered if isinstance(cache, StateCache)]
+        self._paged: list[tuple[int, KVCache]] = []
+        self._kept: list[tuple[int, StateCache]] = []
+        for at, cache in zip(groups or range(len(kv)), kv, strict=True):
+            if isinstance(cache, KVCache):
+                self._paged.append((at, cache))
+            elif isinstance(cache, StateCache):
+                self._kept.append((at, cache))
+            else:
+                assert_never(cache)
         self.inputs = inputs
         self.history = history
         self.sampling = sampling

@@ -22,7 +22,7 @@ from asyncinfer.runner.input_batch import InputBatch
 from asyncinfer.runner.pending_step import BufferPool, PendingStep, StepBuffers
 from asyncinfer.runner.replay_executor import ReplayExecutor
 from asyncinfer.runner.step_threads import StepThreads
-from asyncinfer.runtime import current_check
+from asyncinfer.runtime import cancellation_check
 from asyncinfer.sampling import SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec, Step, StepResult
 from asyncinfer.stats import Fallback
@@ -78,7 +78,7 @@ class ModelRunner:
         self._deterministic = deterministic
         self._threads = threads
         if accelerator is None:
-            self._go_on = current_check()
+            self._check_cancelled = cancellation_check()
             decoder.between_layers = self._between_layers
         self._buffers = BufferPool(accelerator)
         self.history = _history(spec, decoder.device, accelerator)
@@ -210,7 +210,7 @@ class ModelRunner:
 
     def _between_layers(self) -> None:
         """A long prompt takes seconds: programs come and go meanwhile, and this one may end."""
-        self._go_on()
+        self._check_cancelled()
         if self._threads is not None:
             self._threads.adapt()
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncinfer.cache.prefix_cache import PrefixCache
-from asyncinfer.cache.state_pages import StatePages
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 from asyncinfer.scheduler.committer import Committer
 from asyncinfer.scheduler.counters import Counters, SchedulerStats
@@ -68,9 +67,10 @@ class Scheduler:
         self.planner = Planner(spec, self.states, self.counters)
         self._committer = Committer(spec.block_size, self.states, self.counters)
         #: The groups of pages by their kinds, for statistics.
-        self._first, *others = self.states.slots.blocks.groups
-        self._windows = [group for group in others if not isinstance(group, StatePages)]
-        self._kept = [group for group in others if isinstance(group, StatePages)]
+        (_, self._first), *others = zip(spec.groups, self.states.slots.blocks.groups, strict=True)
+        windows = [(kind, pages) for kind, pages in others if kind.window is not None]
+        self._windows = [pages for kind, pages in windows if not kind.state]
+        self._kept = [pages for kind, pages in windows if kind.state]
         #: Steps scheduled and not yet committed, the oldest first.
         self.in_flight: deque[Step] = deque()
         self._scheduled = 0

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
-from asyncinfer.runtime import go_on
+from asyncinfer.runtime import check_cancelled
 
 __all__ = ["BrokenOff", "Origin", "download"]
 
@@ -48,7 +48,7 @@ class Origin:
             with self.open(url, {"Accept": accept}) as answer:
                 content = bytearray()
                 while part := answer.read1(_CHUNK):
-                    go_on()
+                    check_cancelled()
                     content += part
                     if len(content) > most:
                         raise OSError(f"{url} has more than {most} bytes")
@@ -76,9 +76,9 @@ def download(server: Origin, url: str, into: Path, *, most: int, show_progress: 
     """Fetch `url` to the end of `into`, which may hold the beginning of it already.
 
     A connection that breaks is made again, ten times in all. Raises `BrokenOff` after that, and
-    `OSError` where the server has no such file, or one of more than `most` bytes. What `go_on`
-    raises ends it with the next bytes that come, or after 20 seconds without any; those that came
-    are kept.
+    `OSError` where the server has no such file, or one of more than `most` bytes. What
+    `check_cancelled` raises ends it with the next bytes that come, or after 20 seconds without any;
+    those that came are kept.
     """
     with into.open("ab") as file, _bar(show_progress) as bar:
         for left in reversed(range(_TRIES)):
@@ -134,7 +134,7 @@ def _fetch_rest(server: Origin, url: str, file: BinaryIO, most: int, bar: Any) -
                 raise _TooLarge(f"{url} has more than {most} bytes")
             file.write(chunk)
             _show(bar, there)
-            go_on()
+            check_cancelled()
     file.flush()
     if total is not None and there < total:
         raise OSError(f"{there} of {total} bytes came")

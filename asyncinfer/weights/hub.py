@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.plugins.timed_call import ThreadCall
-from asyncinfer.runtime import go_on
+from asyncinfer.runtime import check_cancelled
 from asyncinfer.telemetry import emit
 from asyncinfer.weights.gguf import is_gguf
 
@@ -126,7 +126,7 @@ class HubModel:
 
     def download(self, revision: str | None, files: Collection[str]) -> Path:
         """Fetch those of `files` that the hub has; returns their folder. Raises `ModelLoadError`,
-        and what `go_on` does."""
+        and what `check_cancelled` does."""
         from huggingface_hub import constants, snapshot_download
 
         # Wildcards of fnmatch in a name would match other files.
@@ -175,11 +175,11 @@ class HubModel:
         self, call: ThreadCall[Any], seconds: float, progress: Callable[[], object] = lambda: None
     ) -> None:
         """Wait for the call. `Unreachable` once `progress` has not changed for `seconds`; what
-        `go_on` raises where nobody wants it any more."""
+        `check_cancelled` raises where nobody wants it any more."""
         seen, since = progress(), time.monotonic()
         told = TELL_SECONDS
         while not call.wait(min(LOOK_SECONDS, seconds / 4)):
-            go_on()
+            check_cancelled()
             now = progress()
             if now != seen:
                 seen, since, told = now, time.monotonic(), TELL_SECONDS

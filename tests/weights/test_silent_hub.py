@@ -20,7 +20,7 @@ from safetensors.torch import save
 from weights.hub import COMMIT, Hub, SilentHub
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.runtime import stoppable
+from asyncinfer.runtime import cancellable
 from asyncinfer.weights import hub as hub_module
 from asyncinfer.weights import resolve, resolve_config
 
@@ -240,7 +240,7 @@ def test_a_download_that_nobody_wants_any_more(
             raise Left
 
     with Hub("org/name", files, part=part).serve() as hub:
-        with pytest.raises(Left), stoppable(check):
+        with pytest.raises(Left), cancellable(check):
             resolve("org/name", cache_dir=tmp_path, endpoint=hub.url)
         calls = [one for one in threading.enumerate() if one.name == "asyncinfer-call"]
         assert calls
@@ -259,7 +259,7 @@ def test_a_silent_hub_that_nobody_waits_for(silent: SilentHub, tmp_path: Path) -
         if silent.accepted:
             raise Left
 
-    with pytest.raises(Left), stoppable(check):
+    with pytest.raises(Left), cancellable(check):
         resolve("org/name", cache_dir=tmp_path, endpoint=silent.url)
 
 

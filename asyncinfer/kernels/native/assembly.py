@@ -1,4 +1,4 @@
-"""What the makers of LLVM's code share: types, loops, addresses, and torch's threads."""
+"""`Assembly`: what all generators of LLVM's code share: types, loops, addresses, threads."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Assembly"]
 
 #: 2**x for x from -0.5 to 0.5, to a bit: the series of exp(x ln 2).
 _SERIES = [math.log(2) ** power / math.factorial(power) for power in range(7)]
-#: Added to a number below 2**22, it leaves the nearest integer in the lowest bits.
+#: The sum of this and a number below 2**22 has the nearest integer in its lowest bits.
 _MAGIC = 1.5 * 2**23
 
-#: A loop's body: of a builder, an index and values, the values after it.
+#: A loop's body: takes a builder, an index and values, and returns the values after it.
 _Body = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
 
 class Assembly:
-    """Builds a module of LLVM's assembly. `b` is always a builder of llvmlite's."""
+    """Builds a module of LLVM's assembly. In all methods `b` is an `IRBuilder` of llvmlite."""
 
     def __init__(self, name: str, lanes: int, fields: Sequence[str] = ()) -> None:
         """`lanes`: float32 numbers of a vector; `fields`: those of a task, 64 bits each."""
@@ -129,9 +129,9 @@ class Assembly:
         return b.bitcast(b.shl(bits, self.ir.Constant(self.ints, [16] * self.lanes)), self.floats)
 
     def rounded(self, b: Any, vector: Any, *, at_once: bool) -> Any:
-        """A vector's numbers as the bits of bfloat16 ones, to the nearest and of two to the even
-        one, as torch rounds them. `at_once`: by the processor's instruction, which makes numbers
-        below 2**-126 zero."""
+        """A vector's numbers as the bits of bfloat16 numbers, rounded to the nearest, ties to even,
+        as torch rounds them. `at_once`: by the processor's instruction, which makes numbers below
+        2**-126 zero."""
         if at_once:
             kind = self.ir.VectorType(self._bfloat, self.lanes)
             return b.bitcast(b.fptrunc(vector, kind), self._narrow)
@@ -145,13 +145,13 @@ class Assembly:
         return b.trunc(b.lshr(up, sixteen), self._narrow)
 
     def fetch(self, b: Any, pointer: Any, *, near: bool = True) -> None:
-        """Prefetch memory into the nearest cache, or into the second one, which can wait for more
-        lines at a time. Any address is allowed."""
+        """Prefetch memory into the nearest cache (`near`), or into the second-level cache, which
+        can wait for more lines at a time. Any address is allowed."""
         read, keep, data = (self.ir.Constant(self.i32, value) for value in (0, 2 + near, 1))
         b.call(self._fetch, [pointer, read, keep, data])
 
     def scaled(self, b: Any, numbers: Any, scale: Any, offset: Any) -> Any:
-        """`numbers * scale + offset`; without an offset where that is None."""
+        """`numbers * scale + offset`; `numbers * scale` where `offset` is None."""
         if offset is None:
             return b.fmul(numbers, scale)
         return b.call(self.fma, [numbers, scale, offset])
@@ -204,7 +204,7 @@ class Assembly:
         return self.ir.Constant(self.floats, [value] * self.lanes)
 
     def exp2(self, b: Any, x: Any) -> Any:
-        """2**x for a vector whose numbers are at most 0; 0 where that is no normal number."""
+        """2**x for a vector whose numbers are at most 0; 0 where the result is no normal number."""
         whole = b.fadd(x, self.all(_MAGIC))
         part = b.fsub(x, b.fsub(whole, self.all(_MAGIC)))
         power = self.all(_SERIES[-1])
@@ -213,12 +213,12 @@ class Assembly:
         shift = self.ir.Constant(self.ints, [23] * self.lanes)
         exponent = b.shl(b.bitcast(whole, self.ints), shift)
         power = b.bitcast(b.add(b.bitcast(power, self.ints), exponent), self.floats)
-        # Not so for NaN, which stays one.
+        # The comparison is false for NaN, which stays NaN.
         small = b.fcmp_ordered("<", x, self.all(-125.0))
         return b.select(small, self.all(0.0), power)
 
     def softmax_weight(self, b: Any, below: Any, scale: float) -> Any:
-        """exp of `scale` times scores that are so far below the highest one."""
+        """exp(`scale * below`), where `below` are a row's scores less its highest score."""
         return self.exp2(b, b.fmul(below, self.all(scale / math.log(2))))
 
     def each(self, b: Any, start: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
@@ -234,8 +234,8 @@ class Assembly:
             self.loop(b, span, step, one, [])
 
     def on_threads(self, b: Any, work: Any, task: Any, threads: Any) -> None:
-        """Call `work(task)` on so many threads by OpenMP's `GOMP_parallel`; on the caller alone if
-        it is one."""
+        """Call `work(task)` on `threads` threads by OpenMP's `GOMP_parallel`. A single thread is
+        the caller's own."""
         # void GOMP_parallel(void (*function)(void *), void *data, unsigned, unsigned)
         kinds = [self.pointer, self.pointer, self.i32, self.i32]
         region = self.module.globals.get("GOMP_parallel")

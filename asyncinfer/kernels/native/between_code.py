@@ -1,4 +1,4 @@
-"""LLVM's code of the operators between the products: a norm, a gate, a rotation, the KV write."""
+"""LLVM's code of the operators between the matrix products: norm, gate, rotation and KV write."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _BetweenCode(Assembly):
 
             def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
                 gate, up = self.load(b, gates, at), self.load(b, ups, at)
-                # The sigmoid by a power that never overflows.
+                # exp(-|gate|) never overflows, and the sigmoid follows from it for either sign.
                 power = self.exp2(b, b.fmul(binary, b.call(self._size, [gate])))
                 above = b.select(b.fcmp_ordered("<", gate, self.all(0.0)), power, one)
                 silu = b.fdiv(b.fmul(gate, above), b.fadd(one, power))

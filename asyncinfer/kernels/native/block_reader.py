@@ -13,17 +13,18 @@ __all__ = ["BlockReader"]
 
 #: The bits of the float 2^-127, the least power of two that an exponent byte encodes.
 _LEAST_POWER = 1 << 22
-#: Bytes of numbers that are extracted from their planes at a time.
+#: Numbers, one in each byte, that are extracted from their planes at a time.
 _WIDTH = 32
 
 
 class BlockReader:
-    """Turns blocks of one type into vectors of floats; all of a block's numbers are unrolled."""
+    """Emits code that turns blocks of a type into vectors of floats. Blocks are unrolled whole."""
 
     def __init__(self, assembly: Assembly, kind: BlockType, host: Host) -> None:
         """Raises `RuntimeError` where the processor has no instruction for a code."""
         self._a, self._kind = assembly, kind
-        # Numbers that lie in different bytes at one place.
+        # Numbers whose bits have the same place in neighbouring bytes, so that one shift extracts
+        # them.
         self._width = min(_WIDTH, *(plane.run for plane in kind.planes if plane.run > 1))
         self._tables = None
         if kind.bits == 4:
@@ -40,7 +41,7 @@ class BlockReader:
         return scales, offsets
 
     def numbers(self, b: Any, block: Any, start: int, ends: tuple[Any, Any]) -> Any:
-        """A vector of a block's values from this number on."""
+        """A vector of a block's values from number `start` on."""
         kind, a = self._kind, self._a
         scale, offset = ends
         if kind.group < kind.numbers:
@@ -56,8 +57,8 @@ class BlockReader:
         return a.scaled(b, b.sitofp(b.sext(data, a.ints), a.floats), scale, offset)
 
     def _indices(self, b: Any, block: Any, start: int) -> Any:
-        """Numbers of 4 bits from this one on, in the lowest bits of lanes. Two vectors are made of
-        the same bytes."""
+        """Numbers of 4 bits from `start` on, each in the lowest bits of a lane. Low and high halves
+        of the same bytes make two vectors."""
         (plane,) = self._kind.planes
         turn, a = start // plane.run, self._a
         place = plane.start + turn // 2 * plane.run + start % plane.run
@@ -65,7 +66,7 @@ class BlockReader:
         return b.lshr(bits, self._ints([4] * a.lanes)) if turn % 2 else bits
 
     def _data(self, b: Any, block: Any, start: int) -> Any:
-        """Numbers from this one on as bytes."""
+        """The numbers from `start` on, one in each byte, joined from all planes."""
         first, *others = self._kind.planes
         bits, shift = self._plane(b, block, first, start), first.bits
         for plane in others:
@@ -152,7 +153,7 @@ class BlockReader:
         return self._six_bits(b, block, at, lows, highs)
 
     def _six_bits(self, b: Any, block: Any, at: int, lows: Any, highs: Any) -> tuple[Any, None]:
-        """Scales of 6 bits less 32, times the float that lies there."""
+        """Scales of 6 bits less 32, times the float16 at `at`."""
         count = lows.type.count
         highs = b.shl(b.and_(highs, self._ints([3] * count)), self._ints([4] * count))
         whole = b.sub(b.or_(lows, highs), self._ints([32] * count))
@@ -160,8 +161,8 @@ class BlockReader:
         return b.fmul(scales, self._spread_half(b, block, at, count)), None
 
     def _times(self, b: Any, block: Any, at: int, both: list[Any]) -> tuple[Any, Any]:
-        """Scales are whole numbers times the first float there, offsets whole numbers times the
-        negative of the second."""
+        """`both`: the whole numbers of scales and of offsets. Scales are multiplied by the float16
+        at `at`, and offsets by the negative of the next one."""
         count = both[0].type.count
         scales, offsets = (b.sitofp(each, self._of_floats(count)) for each in both)
         scale, least = (self._spread_half(b, block, at + 2 * part, count) for part in range(2))

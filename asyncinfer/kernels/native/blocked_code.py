@@ -1,8 +1,9 @@
 """LLVM's code of products with a weight in oneDNN's layout.
 
-Sixty-four outputs lie side by side for each input. A vector therefore holds outputs: nothing is
-summed across its lanes, and memory is read sequentially. The weights of a few inputs are multiplied
-with all rows at once, while they are in a near cache and the next inputs' weights are prefetched.
+For each input the layout has the weights of 64 outputs side by side. A vector therefore holds
+outputs: nothing is summed across its lanes, and memory is read sequentially. The weights of a few
+inputs are multiplied with all rows while a near cache holds them. Meanwhile the weights of the next
+inputs are prefetched.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _BlockedCode(Assembly):
         return str(self.module)
 
     def _work(self, tiles: Sequence[Any]) -> Any:
-        """`work(task)`: take a block of W and rows of x until there are no more."""
+        """`work(task)`: multiply a block of W by rows of x, then the next, until none is left."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
         weight, x, y = (self.address(b, task, name) for name in FIELDS[:3])
@@ -83,7 +84,7 @@ class _BlockedCode(Assembly):
         last = b.icmp_signed(">=", following, units)
         after = b.srem(b.select(last, index, following), blocks)
         column, turn = b.srem(index, blocks), b.sdiv(index, blocks)
-        ours, theirs = (self.at(b, weight, b.mul(each, block)) for each in (column, after))
+        own, coming = (self.at(b, weight, b.mul(each, block)) for each in (column, after))
         first = b.mul(turn, self.integer(_TURN))
         count = self._least(b, self.integer(_TURN), b.sub(rows, first))
         x_bytes, y_bytes = (b.mul(size, self.integer(4)) for size in (inputs, outputs))
@@ -92,10 +93,10 @@ class _BlockedCode(Assembly):
         def some(start: Any) -> None:
             """Add the products of `_DEPTH` inputs."""
             depth = self._least(b, self.integer(_DEPTH), b.sub(inputs, start))
-            numbers = self.at(b, ours, b.mul(start, self.integer(self._input_bytes)))
+            numbers = self.at(b, own, b.mul(start, self.integer(self._input_bytes)))
             more = b.icmp_signed("<", b.add(start, self.integer(_DEPTH)), inputs)
             on = self.at(b, numbers, self.integer(_DEPTH * self._input_bytes))
-            ahead = b.select(more, on, theirs)
+            ahead = b.select(more, on, coming)
             columns = self.at(b, x, b.mul(start, self.integer(4)))
 
             def group(row: Any) -> None:
@@ -121,11 +122,12 @@ class _BlockedCode(Assembly):
         return b.select(b.icmp_signed("<", one, other), one, other)
 
     def _tile(self, rows: int) -> Any:
-        """`tile(w, ahead, x, y, inputs, x bytes, y bytes, before)`: a block of W with `rows` of x,
-        beside what `before` inputs gave. Fetches as many bytes of `ahead` as it reads of `w`."""
+        """`tile(w, ahead, x, y, inputs, x_bytes, y_bytes, before)`: multiply `inputs` of a block of
+        W by `rows` rows of x, and add to y, which holds the sums of the `before` inputs before. The
+        function prefetches as many bytes of `ahead` as it reads of `w`."""
         kinds = [self.pointer] * 4 + [self.i64] * 4
         function, b = self.begin(f"tile_{rows}", *kinds)
-        # Inlined into each caller, it would take long to compile.
+        # A copy in each caller would take long to compile.
         function.attributes.add("noinline")
         weight, ahead, x, y, inputs, x_bytes, y_bytes, before = function.args
         theirs = [self.at(b, x, b.mul(x_bytes, self.integer(row))) for row in range(rows)]
@@ -135,7 +137,7 @@ class _BlockedCode(Assembly):
         vectors = range(0, width, self.lanes)
 
         def part(start: Any) -> None:
-            """`width` outputs."""
+            """Compute `width` outputs from `start` on."""
             # Two inputs of a bfloat16 weight lie side by side.
             ours = self.at(b, weight, b.mul(start, self.integer(4)))
             # Each part prefetches as much as it reads.
@@ -163,7 +165,7 @@ class _BlockedCode(Assembly):
                 return found
 
             def pairs(b: Any, first: Any, sums: Sequence[Any]) -> Sequence[Any]:
-                """Four inputs: a branch for two takes 1 to 4 % longer."""
+                """Add the products of four inputs. A branch for each two takes 1 to 4 % longer."""
                 return pair(b, b.add(first, self.integer(2)), pair(b, first, sums))
 
             outs = [

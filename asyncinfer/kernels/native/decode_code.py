@@ -1,7 +1,8 @@
-"""LLVM's code of decode attention: one query token of each row over its pages.
+"""LLVM's code of decode attention: one query token of each row attends over the row's pages.
 
 A row's keys and values are read in place, a KV head at a time, for several query heads at once. One
-thread computes these by itself: neither other rows nor the number of threads change a bit.
+thread computes these heads by itself, so neither other rows nor the number of threads change a bit
+of the result.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ FIELDS = (
     "started",
     "next",
 )
-#: Numbers of scratch beyond a span's keys: a vector of padding scores. After the softmax it holds a
-#: head's sum and highest score so far, and the factor for earlier spans.
+#: Numbers of a head's scratch memory beyond a span's scores: a vector of padding, then the head's
+#: highest score and sum so far, and the factor for earlier spans.
 SPARE = 32
 
 #: Bytes of a number, by the dtype of the pages.
@@ -43,24 +44,28 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def heads_at_once(group: int, head_dim: int, lanes: int) -> int:
-    """Query heads that are computed together: a divisor of `group`, those that share a KV head, for
-    which registers hold the sums."""
+    """Query heads that are computed together: a divisor of `group`, the query heads that share a KV
+    head, and at most as many as registers hold sums for."""
     vectors = head_dim // lanes
     most = max(1, (16 if lanes == 16 else 8) // vectors)
     return max(count for count in range(1, most + 1) if group % count == 0)
 
 
 def decode_code(dtype: str, head_dim: int, heads: int, lanes: int, scale: float) -> str:
-    """The assembly of `attend(task)`, where `task` points to `FIELDS`, as int64. It computes
-    `heads` at once, and multiplies scores by `scale`.
+    """The assembly of `attend(task)`, where `task` points to `FIELDS`, as int64. The code computes
+    `heads` query heads at once, and multiplies scores by `scale`.
 
-    Pages are of `dtype`, `[blocks, kv_heads, block, head_dim]`; `q` and `out` float32 `[rows,
-    kv_heads * shares * heads, head_dim]`, `row_stride` numbers from one row of `q` to the next;
-    `tables` int32 `[rows, table_stride]`; `lengths` int32
-    `[rows]`, none of them 0. A row's keys are taken `span` at a time, a multiple of `block`, by an
-    online softmax (Milakov and Gimelshein, 2018); `scratch` float32 `[threads, heads,
-    scratch_stride]` is `SPARE` wider than a span or the longest row. `started` and `next` are 0.
-    `head_dim` is a multiple of `lanes`.
+    - `keys` and `values`: pages of `dtype`, `[blocks, kv_heads, block, head_dim]`.
+    - `q` and `out`: float32 `[rows, kv_heads * shares * heads, head_dim]`.
+    - `row_stride`: numbers from one row of `q` to the next.
+    - `tables`: int32 `[rows, table_stride]`; `lengths`: int32 `[rows]`, none of them 0.
+    - `span`: keys of a row that are taken at a time, a multiple of `block`.
+    - `scratch`: float32 `[threads, heads, scratch_stride]`, `SPARE` wider than a span or the
+      longest row.
+    - `started` and `next`: 0.
+
+    Spans are joined by an online softmax (Milakov and Gimelshein, 2018). `head_dim` is a multiple
+    of `lanes`.
     """
     return _DecodeCode(dtype, head_dim, heads, lanes, scale).text()
 
@@ -78,7 +83,8 @@ class _DecodeCode(Assembly):
         return str(self.module)
 
     def _work(self, scores: Any, weights: Any, sums: Any) -> Any:
-        """`work(task)`: take the heads of a row until there are no more."""
+        """`work(task)`: compute `heads` query heads of a row, then those of the next, until none is
+        left."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
         q, keys, pages_of_values, out, tables, lengths, scratch = (
@@ -111,10 +117,10 @@ class _DecodeCode(Assembly):
             begun = b.icmp_signed(">", first, self.integer(0))
             ends = b.icmp_signed("<=", left, span)
             pages = self.at(b, table, b.mul(b.sdiv(first, block), self.integer(4)))
-            ours = [pages, count, block, skip, between]
-            b.call(scores, [queries, keys, scratch, stride, *ours])
+            about = [pages, count, block, skip, between]
+            b.call(scores, [queries, keys, scratch, stride, *about])
             b.call(weights, [scratch, stride, count, begun])
-            b.call(sums, [into, pages_of_values, scratch, stride, *ours, begun, ends])
+            b.call(sums, [into, pages_of_values, scratch, stride, *about, begun, ends])
             return values
 
         spans = b.add(b.sdiv(b.sub(length, self.integer(1)), span), self.integer(1))
@@ -125,7 +131,7 @@ class _DecodeCode(Assembly):
     def _scores(self) -> Any:
         """`scores(q, keys, scratch, stride, ...)`: the product of each query with each key."""
         function, b = self._begun("scores")
-        q, keys, scratch, stride, *ours = function.args
+        q, keys, scratch, stride, *row = function.args
         queries = [
             [self.load(b, q, self.integer(head * self._head_dim + at)) for at in self._vectors]
             for head in range(self._heads)
@@ -141,14 +147,15 @@ class _DecodeCode(Assembly):
                 b.store(self.total(b, total), into, align=4)
             return []
 
-        self._tokens(b, keys, ours, key, [])
+        self._tokens(b, keys, row, key, [])
         b.ret_void()
         return function
 
     def _weights(self) -> Any:
-        """`weights(scratch, stride, length, begun)`: exp of each head's scores less the highest one
-        so far. That, the sum so far, and the factor for what came before go behind them; nothing
-        came before unless `begun`."""
+        """`weights(scratch, stride, length, begun)`: turn each head's scores into their weights:
+        exp of the score less the head's highest score so far. The highest score, the sum so far,
+        and the factor for earlier spans are stored behind the weights. `begun`: there was an
+        earlier span."""
         function, b = self.begin("weights", self.pointer, self.i64, self.i64, self.bit)
         scratch, stride, length, begun = function.args
         lowest = self.ir.Constant(self.floats, [float("-inf")] * self.lanes)
@@ -187,11 +194,11 @@ class _DecodeCode(Assembly):
         return function
 
     def _sums(self) -> Any:
-        """`sums(out, values, scratch, stride, ..., begun, ends)`: the values by their weights,
-        added to those of earlier spans if any has `begun`; divided by the weights' sum if the row
-        `ends` here."""
+        """`sums(out, values, scratch, stride, ..., begun, ends)`: add the values by their weights
+        to `out`, after those of earlier spans if there were any (`begun`). The sums are divided by
+        the weights' sum if the row `ends` with this span."""
         function, b = self._begun("sums", self.bit, self.bit)
-        out, values, scratch, stride, *ours, begun, ends = function.args
+        out, values, scratch, stride, *row, begun, ends = function.args
         zeros = self.ir.Constant(self.floats, [0.0] * self.lanes)
 
         def value(b: Any, number: Any, vectors: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
@@ -213,7 +220,7 @@ class _DecodeCode(Assembly):
             for place in self._vectors:
                 earlier = self.load(b, out, self.integer(head * self._head_dim + place))
                 before.append(b.select(begun, b.fmul(earlier, factor), zeros))
-        sums = list(self._tokens(b, values, ours, value, before))
+        sums = list(self._tokens(b, values, row, value, before))
         for head in range(self._heads):
             total = b.select(ends, state(head, 1), self.all(1.0))
             for place in self._vectors:
@@ -223,7 +230,7 @@ class _DecodeCode(Assembly):
         return function
 
     def _begun(self, name: str, *more: Any) -> tuple[Any, Any]:
-        """A function of numbers, pages, scratch with its stride, of what `_tokens` is given, and of
+        """A function of numbers, pages, scratch with its stride, the `row` of `_tokens`, and
         `more`."""
         kinds = [self.pointer] * 3 + [self.i64, self.pointer] + [self.i64] * 4
         return self.begin(name, *kinds, *more)
@@ -232,15 +239,16 @@ class _DecodeCode(Assembly):
         self,
         b: Any,
         pages: Any,
-        ours: Sequence[Any],
+        row: Sequence[Any],
         body: Callable[[Any, Any, Sequence[Any], Sequence[Any]], Sequence[Any]],
         values: Sequence[Any],
     ) -> Sequence[Any]:
-        """Emit a loop of `body(b, token's number, its vectors, values)` over a row's tokens.
+        """Emit a loop of `body(b, number, vectors, values)` over a row's tokens, for each token's
+        number and vectors.
 
-        `ours`: its table of pages, its length, the tokens of a page, and the bytes from a page's
-        begin to the head and from one page to the next."""
-        table, length, block, skip, between = ours
+        `row`: the row's block table, its length, the tokens of a page, the bytes from a page's
+        beginning to the head, and the bytes from one page to the next."""
+        table, length, block, skip, between = row
         size = self.integer(self._head_dim * self._bytes)
         last = b.sdiv(b.sub(length, self.integer(1)), block)
 
@@ -252,7 +260,7 @@ class _DecodeCode(Assembly):
             here, first = place(b, number), b.mul(number, block)
             following = b.add(number, self.integer(1))
             more = b.icmp_signed("<", following, last)
-            # Pages lie anywhere, so the processor cannot predict the next one.
+            # Pages lie anywhere, so the processor cannot predict the next one and needs a prefetch.
             there = place(b, b.select(more, following, last))
             left = b.sub(length, first)
             count = b.select(b.icmp_signed("<", left, block), left, block)
@@ -277,7 +285,7 @@ class _DecodeCode(Assembly):
         return self.at(b, scratch, b.mul(place, self.integer(4)))
 
     def _behind(self, b: Any, scratch: Any, stride: Any, head: int, which: int) -> Any:
-        """Where a head's highest score, sum and factor are: after the vector that none has."""
+        """The address of a head's highest score (0), sum (1) or factor (2), behind the padding."""
         end = b.sub(stride, self.integer(SPARE // 2 - which))
         return self._score(b, scratch, stride, head, end)
 

@@ -48,7 +48,7 @@ class Host:
 
 @functools.cache
 def host() -> Host | None:
-    """The processor that runs this; None where there is no `llvmlite` or no kernel for it."""
+    """The processor that runs this code; None without `llvmlite`, and without a kernel for it."""
     try:
         binding = _llvm()
         features = dict(binding.get_host_cpu_features())

@@ -1,8 +1,8 @@
 """Machine code of earlier processes, kept in the user's cache folder.
 
-LLVM takes 0.1 to 0.9 s of processor time to compile the code of one layout; linking kept code takes
-2 ms. Found code is run as it is. So it counts only if this user owns the file, nobody else may
-write to it, and its hash covers the code and everything that the code depends on. Files are written
+LLVM takes 0.1 to 0.9 s of processor time to compile the code of one layout. Linking kept code takes
+2 ms. Kept code is run as it is. So a file counts only if this user owns it, nobody else may write
+to it, and its hash covers the code and everything that the code depends on. Files are written
 atomically.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["kept_code", "source_hash"]
 
 _KIND: Final = "native-kernels"
 _HASH: Final = hashlib.sha256().digest_size
-#: The most bytes of a file; our largest one has 40 KB.
+#: The most bytes of a file that is read. The largest kernel has 40 KB.
 _MOST_BYTES: Final = 1 << 22
 #: Bits of a file's mode that let others write to it.
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH

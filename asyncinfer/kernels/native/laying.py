@@ -1,4 +1,4 @@
-"""Writes the numbers of a quantised matrix to where its products read them, in one pass."""
+"""Writes the numbers of a quantised matrix in one pass into the blocks that its products read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ _lock = threading.Lock()
 
 
 class LayingKernels:
-    """Writes numbers into blocks. Several threads may call it, and torch's threads do not take
-    part."""
+    """Writes numbers into blocks, on the caller's thread. Several threads may use it at once."""
 
     __slots__ = ("_functions",)
 

@@ -1,4 +1,4 @@
-"""LLVM's code that writes the numbers of a quantised matrix to where its products read them."""
+"""LLVM's code that writes a quantised matrix's numbers into the blocks that its products read."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def laying_code() -> str:
     """The assembly of functions `(blocks, stored, outputs, taken, numbers, block, first, count,
     flip, ends, size, most)`, by the kinds of `NumberOrder`.
 
-    `blocks` are rows of `taken` bytes, one for each output, in blocks of `block` bytes of which the
-    first `numbers` are numbers and the last `size` (2, 4 or 8) an end. What is written are bytes
-    `first` to `first + written - 1` of each row's numbers, after bits `flip` of each byte were
-    changed, and the ends of the blocks that are full then, of `ends` `[outputs, blocks of a row,
-    size]`. `stored` holds `count`
+    `blocks` has a row of `taken` bytes for each output. A row is blocks of `block` bytes: first
+    `numbers` bytes of numbers, then an end of `size` (2, 4 or 8) bytes, which are the scale and the
+    offset. A call writes bytes `first .. first + written - 1` of each row's numbers, with the bits
+    `flip` of each byte inverted. It also writes the ends of the blocks that are full then, from
+    `ends` `[outputs, blocks of a row, size]`. `stored` holds `count`
 
     - bytes of each output (`rows`, `swapped`); `first` is 0, and `written` is `count`. `most`, 16
       bytes, gets the largest of their low 7 bits,
@@ -167,8 +167,8 @@ class _LayingCode(Assembly):
         b.ret_void()
 
     def _eight(self, b: Any, given: Any, wide: Any, start: int) -> list[Any]:
-        """Eight inputs of four words from there on: for each place in a word a vector, whose lanes
-        hold the numbers of a word's output."""
+        """Eight inputs of four words, from input `start` on. Returns a vector for each place in a
+        word, whose lanes hold the eight numbers of one output each."""
         rows = [
             b.load(
                 self.at(b, given, b.mul(wide, self.integer(start + row))), typ=self.ints, align=4
@@ -186,7 +186,7 @@ class _LayingCode(Assembly):
         return [turned[place % 2][place // 2] for place in range(8)]
 
     def _bytes_turned(self, b: Any, parts: Sequence[Any]) -> list[Any]:
-        """Of four vectors, byte k of each lane in the k-th of four others, in their order."""
+        """Four vectors transposed in bytes: result k has byte k of each lane of all four."""
         eight, sixteen = self._ints(8), self._ints(16)
         pairs = []
         for one, two in (parts[:2], parts[2:]):
@@ -201,7 +201,7 @@ class _LayingCode(Assembly):
         return [found[0], found[2], found[1], found[3]]
 
     def _turned(self, b: Any, parts: Sequence[Any]) -> list[Any]:
-        """Four vectors of four as a matrix's rows: its columns."""
+        """The columns of the matrix whose rows are four vectors of four lanes."""
         low, high = (0, 4, 1, 5), (2, 6, 3, 7)
         one, two = self._pair(b, parts[0], parts[2], low), self._pair(b, parts[0], parts[2], high)
         others = self._pair(b, parts[1], parts[3], low), self._pair(b, parts[1], parts[3], high)
@@ -215,7 +215,7 @@ class _LayingCode(Assembly):
         return b.shuffle_vector(one, two, self.ir.Constant(self.ints, list(lanes)))
 
     def _end(self, b: Any, arguments: Sequence[Any], output: Any, written: Any) -> None:
-        """Write an output's ends of the blocks that `written` bytes fill."""
+        """Write the ends of an output's blocks that `written` bytes have filled."""
         blocks, _, _, taken, numbers, block, first, _, _, ends, size, _ = arguments
         begin = b.udiv(first, numbers)
         full = b.udiv(b.add(first, written), numbers)
@@ -235,11 +235,11 @@ class _LayingCode(Assembly):
                 self.each(b, begin, full, 1, one)
 
     def _byte_at(self, b: Any, byte: Any, numbers: Any, block: Any) -> Any:
-        """Where byte `byte` of a row's numbers is in the row."""
+        """The offset in a row of byte `byte` of the row's numbers."""
         return b.add(b.mul(b.udiv(byte, numbers), block), b.urem(byte, numbers))
 
     def _stepped(self, b: Any, end: Any, step: Any, body: Any, values: Sequence[Any]) -> Any:
-        """A loop over the multiples of a size that only the call knows."""
+        """Emit a loop over the multiples of `step`, which is known only when the code runs."""
 
         def one(b: Any, index: Any, values: Sequence[Any]) -> Sequence[Any]:
             return body(b, b.mul(index, step), values)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Low-rank adapters on a CPU, by code for the processor at hand."""
+"""Low-rank adapters on a CPU, by code compiled for this machine's processor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 class LoraKernel:
     """`lora_add` for rows that the host knows, with matrices of one dtype. Each row is computed by
-    itself, so that the others and the number of threads do not change a bit of it."""
+    itself, so neither other rows nor the number of threads change a bit of it."""
 
     __slots__ = ("_add", "_choices", "_dtype")
 
@@ -53,9 +53,9 @@ class LoraKernel:
         *,
         sizes: tuple[int, ...],
     ) -> None:
-        """As `lora_add` for the rows of `y` and `x` that `rows` int64 `[n]` names, each once. Their
-        slots are `slots` int64 `[n]`, none of them -1. `down` and `up` are contiguous, and may have
-        another dtype than `x` and `y`."""
+        """As `reference.lora_add`, for the rows of `y` and `x` that `rows` int64 `[n]` names, each
+        once. The slots of these rows are `slots` int64 `[n]`, none of them -1. `down` and `up` are
+        contiguous, and may have another dtype than `x` and `y`."""
         assert x.dtype is y.dtype
         assert down.dtype is up.dtype is self._dtype
         count, parts = len(rows), len(sizes)
@@ -111,7 +111,7 @@ def lora_kernel(dtype: torch.dtype) -> LoraKernel | None:
 
 @functools.cache
 def trusted_kernel(dtype: torch.dtype, target: Host, region: int) -> LoraKernel | None:
-    """The kernel, if its code can be made and a trial is right."""
+    """The kernel, if its code compiles and a trial is right."""
     try:
         kernel = LoraKernel(dtype, target, region)
     except RuntimeError:
@@ -120,7 +120,7 @@ def trusted_kernel(dtype: torch.dtype, target: Host, region: int) -> LoraKernel 
 
 
 def _is_right(kernel: LoraKernel, dtype: torch.dtype) -> bool:
-    """Whether a few rows come out as by torch."""
+    """Whether a few rows agree with torch's results."""
     generator = torch.Generator().manual_seed(3)
     sizes, inputs, most = (37, 16), 45, 6
 

@@ -1,7 +1,8 @@
-"""LLVM's code of low-rank adapters: for each row, two thin matrices of its own adapter.
+"""LLVM's code of low-rank adapters (LoRA: Hu et al., 2021): for each row, two thin matrices of the
+row's adapter.
 
-A row's two products are computed by one thread, one after the other, with nothing in between that
-another row or thread could change: the order of additions depends on the adapter alone.
+One thread computes both products of a row, one after the other. So the order of additions depends
+on the adapter alone, and neither other rows nor the number of threads change a bit of the result.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from asyncinfer.kernels.native.assembly import Assembly
 
 __all__ = ["FIELDS", "lora_code"]
 
-#: What a call is told, each 64 bits: addresses, sizes, and last the counter that threads share.
+#: The arguments of a call, 64 bits each: addresses, sizes, and the counter that threads share.
 FIELDS = (
     "down",
     "up",
@@ -65,7 +66,7 @@ class _LoraCode(Assembly):
         return str(self.module)
 
     def _work(self, down: Any, up: Any) -> Any:
-        """`work(task)`: take rows until there are no more."""
+        """`work(task)`: compute one row after the other until none is left."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
         count, parts, inputs, outputs, most = (
@@ -87,22 +88,22 @@ class _LoraCode(Assembly):
         b.position_at_end(some)
         size = self.integer(self._bytes)
         bytes_in, bytes_out = b.mul(inputs, size), b.mul(outputs, size)
-        there = self.at(b, first, b.mul(slot, b.mul(wide, bytes_in)))
+        matrix = self.at(b, first, b.mul(slot, b.mul(wide, bytes_in)))
         strides = (self.field(b, task, name) for name in ("x_stride", "y_stride"))
-        ours, into = (
+        row_x, row_y = (
             self.at(b, pointer, b.mul(row, b.mul(stride, self.integer(4))))
             for pointer, stride in zip((x, y), strides, strict=True)
         )
-        b.call(down, [there, ours, inner, b.mul(rank, parts), inputs])
-        there = self.at(b, second, b.mul(slot, b.mul(most, bytes_out)))
+        b.call(down, [matrix, row_x, inner, b.mul(rank, parts), inputs])
+        matrix = self.at(b, second, b.mul(slot, b.mul(most, bytes_out)))
 
         def part(b: Any, index: Any, values: Sequence[Any]) -> Sequence[Any]:
             (start,) = values
             columns = self._integer_at(b, sizes, index)
-            weight = self.at(b, there, b.mul(start, size))
-            out = self.at(b, into, b.mul(start, self.integer(4)))
-            theirs = self.at(b, inner, b.mul(index, self.integer(4)))
-            b.call(up, [weight, theirs, out, rank, columns, bytes_out, parts])
+            weight = self.at(b, matrix, b.mul(start, size))
+            out = self.at(b, row_y, b.mul(start, self.integer(4)))
+            factors = self.at(b, inner, b.mul(index, self.integer(4)))
+            b.call(up, [weight, factors, out, rank, columns, bytes_out, parts])
             return [b.add(start, columns)]
 
         self.loop(b, parts, 1, part, [self.integer(0)])
@@ -152,8 +153,9 @@ class _LoraCode(Assembly):
         return function
 
     def _up(self) -> Any:
-        """`up(w, inner, y, rank, columns, bytes, parts)`: to the columns of y the rows of W, which
-        begin `bytes` apart, each times its number of `inner`, which lie `parts` apart."""
+        """`up(w, inner, y, rank, columns, stride, parts)`: add to the columns of y the rows of W,
+        each times its number of `inner`. Rows of W begin `stride` bytes apart. Numbers of `inner`
+        are `parts` apart."""
         function, b = self.begin("up", *[self.pointer] * 3, *[self.i64] * 4)
         weight, inner, y, rank, columns, stride, parts = function.args
 
@@ -185,7 +187,7 @@ class _LoraCode(Assembly):
         return function
 
     def _blocks(self, b: Any, rows: Any, block: Callable[[Any, Any, int], None]) -> None:
-        """`block(b, row, count)` for all rows, several at once as long as there are so many."""
+        """Emit `block(b, row, count)` for all rows: `_BLOCK` at once, and the rest one by one."""
         whole = b.sub(rows, b.srem(rows, self.integer(_BLOCK)))
         self.each(b, self.integer(0), whole, _BLOCK, lambda row: block(b, row, _BLOCK))
         self.each(b, whole, rows, 1, lambda row: block(b, row, 1))
@@ -199,7 +201,8 @@ class _LoraCode(Assembly):
         body: Callable[[Any, Any, Sequence[Any]], Sequence[Any]],
         values: Sequence[Any],
     ) -> list[Any]:
-        """`values` after `body` for `start`, `start + step` and so on, perhaps never."""
+        """Emit a loop of `body` over `start`, `start + step` and so on below `end`, which may not
+        run at all. Returns the values after the loop."""
         before = b.block
         span = b.sub(end, start)
         with b.if_then(b.icmp_signed(">", span, self.integer(0))):
@@ -216,7 +219,7 @@ class _LoraCode(Assembly):
         return found
 
     def _whole(self, b: Any, count: Any) -> Any:
-        """As many of `count` as whole vectors have."""
+        """`count`, rounded down to whole vectors."""
         return b.sub(count, b.srem(count, self.integer(self.lanes)))
 
     def _wide(self, b: Any, weight: Any, number: Any) -> Any:
@@ -235,8 +238,8 @@ class _LoraCode(Assembly):
         return b.bitcast(b.shl(bits, self.ir.Constant(self.i32, 16)), self.float)
 
     def _fetch_later(self, b: Any, each: Sequence[Any], number: Any, stride: Any) -> None:
-        """Fetch the same place of the rows that follow these: rows are too short for processors to
-        see that they do. Of a row alone nothing follows."""
+        """Prefetch the same place of the next `_BLOCK` rows, since rows are too short for a
+        processor to detect the sequence. A single row is among the last, and no row follows it."""
         if len(each) == _BLOCK:
             ahead = b.add(
                 b.mul(number, self.integer(self._bytes)), b.mul(stride, self.integer(_BLOCK))

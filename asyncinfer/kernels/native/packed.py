@@ -1,4 +1,4 @@
-"""Products with packed weights, by code for the processor at hand."""
+"""Products with packed weights on a CPU, by code compiled for this machine's processor."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ __all__ = ["PackedKernel", "packed_kernel"]
 
 #: Fields of a task, and which of them says how many threads it takes.
 _FIELDS, _THREADS = 10, 9
-#: Chunks of W's rows for each thread: where another program slows one thread, the others take its
-#: chunks.
+#: Chunks of W's rows for each thread. Where another program slows one thread, the others take some
+#: of its chunks.
 _CHUNKS = 4
-#: Numbers of W times rows of x below which all threads together take longer than one.
+#: Numbers of W times rows of x below which another thread costs more than it saves.
 _SHARED = 1 << 15
 #: Bytes of x that one pass over W reads: they stay in the cache of a core.
 _CACHED = 1 << 18
-#: Numbers of the narrowest vectors: groups that cannot be cut into parts of so many are left to
-#: torch.
+#: Numbers of the narrowest vectors. Groups that are no multiple of them are left to torch.
 _LEAST = 8
 #: Rows and groups of the trial's weight.
 _OUTPUTS, _GROUPS = 2 * ROWS + 1, 2
@@ -126,15 +125,15 @@ def packed_kernel(layout: Layout, groups: int = 0) -> PackedKernel | None:
     """The kernel for blocks of this layout, of which a row has `groups` (0: any number), compiled
     by its first caller.
 
-    None where there is none: without `llvmlite`, on other processors, where torch's threads cannot
-    be used, and for codes that the processor has no instruction for.
+    None without `llvmlite`, on other processors, where torch's threads cannot be used, for codes
+    that the processor has no instruction for, and if a trial is wrong.
     """
     target, region = host(), parallel_region()
     if target is None or region is None or layout.group % _LEAST:
         return None
     whole = groups == 1 and layout.kind is None and layout.bits == 8
     if whole and layout.group % WHOLE == 0:
-        # A group that is a whole row: one kernel for rows of all lengths.
+        # The group is a whole row, and one kernel serves rows of all lengths.
         layout = replace(layout, group=0)
     with _lock:
         return trusted_kernel(layout, target, region)
@@ -142,7 +141,7 @@ def packed_kernel(layout: Layout, groups: int = 0) -> PackedKernel | None:
 
 @functools.cache
 def trusted_kernel(layout: Layout, target: Host, region: int) -> PackedKernel | None:
-    """The kernel; None where its code cannot be made or a trial product is wrong."""
+    """The kernel, if its code compiles and a trial is right."""
     try:
         kernel = PackedKernel(layout, target, region)
     except RuntimeError:
@@ -151,7 +150,7 @@ def trusted_kernel(layout: Layout, target: Host, region: int) -> PackedKernel | 
 
 
 def _is_right(kernel: PackedKernel, layout: Layout) -> bool:
-    """Whether a small product comes out as in torch."""
+    """Whether a small product agrees with torch's result."""
     generator = torch.Generator().manual_seed(layout.group)
     if layout.kind is None:
         blocks, weight = _groups(layout, generator)

@@ -1,4 +1,4 @@
-"""LLVM's code that reads the blocks of packed weights: numbers, scales and offsets to floats."""
+"""LLVM's code that turns the blocks of packed weights into floats: numbers, scales and offsets."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ __all__ = ["WHOLE", "Blocks", "Layout"]
 
 #: How many bytes of W are prefetched: memory answers after several hundred cycles.
 _AHEAD = 8192
-#: Bytes that are fetched at a time.
+#: Bytes of a cache line, which one prefetch brings.
 _LINE = 64
-#: Rows that are one group have a multiple of this many inputs.
+#: Where a whole row is one group, the row's inputs are a multiple of this number.
 WHOLE = 16
-#: Groups of up to so many numbers are unrolled whole, larger ones part by part.
+#: The most numbers of a group for which the loop is unrolled whole. A larger group is cut into
+#: parts.
 _UNROLLED = 128
-#: The bits of an e4m3 number in float16, and how many times the number is larger: their exponents'
-#: biases are 7 and 15.
+#: The bits of a float16 that an e4m3 number's bits occupy, and by which factor the e4m3 number is
+#: larger than that float16. The biases of their exponents are 7 and 15.
 _HALF_BITS = 0xBF80 - (1 << 16)
 _HALF_BIAS = 256.0
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a row of W lies in memory."""
+    """The layout of a packed row of W in memory."""
 
-    #: What a number stands for: "int8", itself; "e4m3", a float of 8 bits that is not NaN; one of
-    #: the 16 values of a code of 4 bits in `TABLES`, two numbers a byte. Or one of `BLOCK_TYPES`,
-    #: whose blocks have all that follows within.
+    #: What a number stands for. "int8": itself; "e4m3": a float of 8 bits that is not NaN; a code
+    #: of `TABLES`: one of its 16 values, with two numbers in a byte. Or one of `BLOCK_TYPES`, which
+    #: says itself where a block's scales and offsets are.
     code: str
-    #: Numbers that share a scale, or of a block; 0: all of a row, however many that are.
+    #: Numbers that share a scale, or those of a GGUF block; 0: all of a row.
     group: int
     #: Whether scales and offsets are float16; else they are float32.
     halves: bool = False
@@ -71,7 +72,7 @@ class Layout:
 
 
 class Blocks(Assembly):
-    """The part of a module that turns blocks of one layout into vectors of floats."""
+    """Emits the code that turns blocks of one layout into vectors of floats."""
 
     def __init__(self, layout: Layout, host: Host) -> None:
         """Raises `RuntimeError` where the processor has no instruction for a code."""
@@ -97,8 +98,8 @@ class Blocks(Assembly):
         return b.mul(groups, self.integer(self.layout.block)), floats
 
     def ends(self, b: Any, block: Any, groups: Any) -> tuple[Any, ...]:
-        """A block's scale and offset in every lane, or its 16 values in a table or two. Prefetches
-        later blocks: rows are too short for the processor to detect that they are sequential."""
+        """A block's scale and offset in every lane, or its 16 values in one or two tables. The code
+        prefetches later blocks, since rows are too short for a processor to detect the sequence."""
         if self._reader is not None:
             for line in range(0, self.layout.block, _LINE):
                 self._fetch_later(b, self.at(b, block, self.integer(line)))
@@ -112,7 +113,7 @@ class Blocks(Assembly):
         return scale, offset
 
     def _scale(self, b: Any, at: Any) -> tuple[Any, Any]:
-        """The scale and the offset that lie there, in every lane; None for no offset."""
+        """The scale and the offset at an address, in every lane; None for no offset."""
         layout = self.layout
         count, kind = 2 if layout.offset else 1, self.half if layout.halves else self.float
         pair = b.load(at, typ=self.ir.VectorType(kind, count), align=2 if layout.halves else 1)
@@ -135,7 +136,7 @@ class Blocks(Assembly):
         """A vector of a block's values from number `place + start` on."""
         lanes = self.lanes
         if self._reader is not None:
-            # All of a block is unrolled, so that its place is 0.
+            # A GGUF block is unrolled whole, so `place` is 0.
             return self._reader.numbers(b, block, start, (ends[0], ends[1]))
         number = b.add(place, self.integer(start))
         if not self.layout.group:
@@ -159,15 +160,15 @@ class Blocks(Assembly):
         numbers = b.load(at, typ=self.ir.VectorType(self.byte, self.lanes), align=1)
         if self.layout.code == "int8":
             return b.sitofp(b.sext(numbers, self.ints), self.floats)
-        # Exponent and fraction go where float16 has them, and the sign stays first: that number is
-        # smaller by the difference of the exponents' biases, subnormal ones included.
+        # Exponent and fraction move to where float16 has them, and the sign stays first. The
+        # float16 is smaller by the difference of the exponents' biases. So are subnormal numbers.
         kind = self.ir.VectorType(self.ir.IntType(16), self.lanes)
         moved = b.shl(b.sext(numbers, kind), self.ir.Constant(kind, [7] * self.lanes))
         kept = b.and_(moved, self.ir.Constant(kind, [_HALF_BITS] * self.lanes))
         return b.fpext(b.bitcast(kept, self.ir.VectorType(self.half, self.lanes)), self.floats)
 
     def _spread_out(self, b: Any, at: Any) -> Any:
-        """The 16 numbers of 8 bytes, each in the lowest bits of a lane."""
+        """The 16 4-bit numbers of the 8 bytes at an address, each in the lowest bits of a lane."""
         word = b.load(at, typ=self.i64, align=1)
         undefined = self.ir.Constant(self._qwords, self.ir.Undefined)
         words = b.insert_element(undefined, word, self.ir.Constant(self.i32, 0))
@@ -177,6 +178,6 @@ class Blocks(Assembly):
         return b.bitcast(b.call(self._spread, [control, words]), self.ints)
 
     def _fetch_later(self, b: Any, block: Any) -> None:
-        # Plain codes of 4 bits take so long to compute that the nearest cache keeps up.
+        # Codes of 4 bits take so long to decode that prefetches into the nearest cache keep up.
         near = self.layout.bits == 4 and self._reader is None
         self.fetch(b, self.at(b, block, self.integer(_AHEAD)), near=near)

@@ -1,12 +1,12 @@
 """LLVM's code of products with packed weights.
 
-A weight is rows of blocks: the numbers of a group, then its scale, and its offset if it has one;
-or blocks as GGUF files have them.
-Four rows of W are multiplied with several rows of x at once, in registers. For more rows of x than
-that their numbers are unpacked once, into a scratch buffer that the nearest cache holds.
+A row of a weight is a sequence of blocks. A block holds the numbers of a group, then the group's
+scale, and its offset if it has one; or it is a block of a GGUF file. Four rows of W are multiplied
+by several rows of x at once, in registers. Where x has more rows, the four rows of W are unpacked
+once, into scratch memory that the nearest cache holds.
 
-The order of additions in an output depends on the inputs alone: neither other rows of x nor the
-number of threads change a bit of it.
+The order of additions in an output depends on the number of inputs alone, so neither other rows of
+x nor the number of threads change a bit of the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ROWS", "packed_code"]
 
 #: Rows of W that are multiplied at once.
 ROWS = 4
-#: Numbers of unpacked rows that are unrolled, at most.
+#: The most numbers of an unpacked row for which the loop is unrolled.
 _UNROLLED = 32
 #: A loop's body: `(builder, index, values)` to the values after it.
 _Body = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
@@ -52,8 +52,8 @@ class _PackedCode(Blocks):
 
     def text(self, parallel: bool) -> str:
         self._unpack = self._unpacking(4)
-        # Rows of W beyond a multiple of `ROWS`, which models hardly ever have, are multiplied one
-        # by one.
+        # Rows of W beyond a multiple of `ROWS` are multiplied one by one. Models hardly ever have
+        # such rows.
         self._tiles = {
             (rows, batch, packed): self._tile(rows, batch, packed)
             for rows in (1, ROWS)
@@ -66,11 +66,11 @@ class _PackedCode(Blocks):
         return str(self.module)
 
     def _entry(self, name: str, work: Any, parallel: bool) -> None:
-        """The public function that has `work` done."""
+        """The public function `name`, which runs `work` on the call's threads."""
         kinds = [self.pointer] * 4 + [self.i64] * 4 + [self.float, self.i32]
         function, b = self.begin(name, *kinds, public=True)
         *values, factor, threads = function.args
-        # llvmlite makes a typed pointer here, and all others are opaque.
+        # llvmlite's `alloca` gives a typed pointer. The detour makes it opaque, as all others are.
         task = b.inttoptr(b.ptrtoint(b.alloca(self._task), self.i64), self.pointer)
         for index, value in enumerate((*values, self.integer(0), self.integer(0), factor)):
             b.store(value, self._field(b, task, index))
@@ -88,7 +88,7 @@ class _PackedCode(Blocks):
         return self.ir.LiteralStructType([self.pointer] * 4 + [self.i64] * 6 + [self.float])
 
     def _work(self) -> Any:
-        """`work(task)`: multiply chunks of W until there are no more."""
+        """`work(task)`: multiply one chunk of W's rows after the other until none is left."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
         one = self.integer(1)
@@ -141,8 +141,8 @@ class _PackedCode(Blocks):
         return function
 
     def _writing(self, unpack: Any, size: int) -> Any:
-        """`writing(task)`: unpack chunks of W into y, whose numbers have `size` bytes, until there
-        are no more."""
+        """`writing(task)`: unpack one chunk of W's rows after the other into y until none is left.
+        Numbers of y have `size` bytes."""
         function, b = self.begin(f"writing_{size}", self.pointer)
         (task,) = function.args
         fields = [self._field(b, task, index) for index in range(11)]
@@ -161,8 +161,9 @@ class _PackedCode(Blocks):
         return function
 
     def _next_chunk(self, b: Any, fields: Sequence[Any]) -> tuple[Any, Any, Any]:
-        """Begin a block that takes the next chunk of W's rows: the first of them, the end, and that
-        block, to go on at. The function returns there when no chunk is left."""
+        """Take a chunk of W's rows that no other thread has; the function returns once none is
+        left. Returns the chunk's first row, its end, and the block to branch to for the next chunk.
+        """
         outputs, chunk = (b.load(fields[index], typ=self.i64) for index in (4, 7))
         fetch, run, end = (b.append_basic_block() for _ in range(3))
         b.branch(fetch)
@@ -177,8 +178,8 @@ class _PackedCode(Blocks):
         return first, b.select(b.icmp_signed("<", last, outputs), last, outputs), fetch
 
     def _tile(self, rows: int, batch: int, packed: bool) -> Any:
-        """`tile(w, w bytes, groups, x, x bytes, y, y bytes, factor)`: `rows` of W with `batch` of
-        x, where `bytes` lie between the beginnings of rows."""
+        """`tile(w, w_bytes, groups, x, x_bytes, y, y_bytes, factor)`: multiply `rows` rows of W by
+        `batch` rows of x. Rows of each begin so many bytes apart."""
         kinds = [self.pointer, self.i64, self.i64, self.pointer, self.i64]
         kinds += [self.pointer, self.i64, self.float]
         function, b = self.begin(f"tile_{rows}_{batch}_{'packed' if packed else 'floats'}", *kinds)
@@ -238,10 +239,11 @@ class _PackedCode(Blocks):
         return function
 
     def _unpacking(self, size: int) -> Any:
-        """`unpack(blocks, groups, floats)`, to numbers of so many bytes."""
+        """`unpack(blocks, groups, floats)`: write a row's numbers, of `size` bytes, to `floats`."""
         function, b = self.begin(f"unpack_{size}", self.pointer, self.i64, self.pointer)
         blocks, groups, floats = function.args
-        # So that what a store follows need not be read again.
+        # Without this, LLVM would read scales again after each store, which might have changed
+        # them.
         floats.add_attribute("noalias")
 
         def group(b: Any, index: Any, sums: Sequence[Any]) -> Sequence[Any]:

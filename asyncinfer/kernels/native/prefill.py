@@ -1,4 +1,4 @@
-"""Causal attention of a prompt's tokens on a CPU, by code for the processor at hand."""
+"""Causal attention of a prompt's tokens on a CPU, by code compiled for this machine's processor."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from asyncinfer.kernels.native.threads import parallel_region
 __all__ = ["PrefillKernel", "is_right", "prefill_kernel"]
 
 _Task = ctypes.c_int64 * len(FIELDS)
-#: Scores of all heads below which a thread more costs more than it does.
+#: Scores of all heads below which another thread costs more than it saves.
 _SHARED = 1 << 12
-#: Numbers of keys that are laid out at once, unless those of one head are more.
+#: The most numbers of keys that are laid out at once, unless one head has more.
 _LAID = 1 << 24
 
 _lock = threading.Lock()
@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 class PrefillKernel:
     """Attention of many tokens of one sequence, in float32. Each token and head is computed by
-    itself, so that the others and the number of threads do not change a bit of it."""
+    itself, so neither others nor the number of threads change a bit of the result."""
 
     __slots__ = ("_attend", "_block", "_group")
 
@@ -47,17 +47,19 @@ class PrefillKernel:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, out: torch.Tensor
     ) -> None:
-        """Fill `out` `[tokens, heads, head_dim]` with causal attention of `q`, alike, which begins
-        at token `start`, to `k` and `v` `[kv_heads, start + tokens, head_dim]`, all float32. The
-        heads of a token of `out` lie side by side."""
-        kv_heads, keys, head_dim = k.shape
-        some = max(1, _LAID // (keys * head_dim))
-        for head in range(0, kv_heads, some):
-            ours = slice(head * self._group, (head + some) * self._group)
-            theirs = slice(head, head + some)
-            self._few(q[:, ours], k[theirs], v[theirs], start, out[:, ours])
+        """Fill `out` with the causal attention of `q` to `k` and `v`, all float32.
 
-    def _few(
+        `q` and `out` are `[tokens, heads, head_dim]`, and the heads of a token of `out` lie side by
+        side. `k` and `v` are `[kv_heads, start + tokens, head_dim]`; the first token is at `start`.
+        """
+        kv_heads, keys, head_dim = k.shape
+        count = max(1, _LAID // (keys * head_dim))
+        for head in range(0, kv_heads, count):
+            heads = slice(head * self._group, (head + count) * self._group)
+            own = slice(head, head + count)
+            self._attend_heads(q[:, heads], k[own], v[own], start, out[:, heads])
+
+    def _attend_heads(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, out: torch.Tensor
     ) -> None:
         tokens, _, head_dim = q.shape
@@ -97,9 +99,9 @@ class PrefillKernel:
 
 @functools.lru_cache(maxsize=256)
 def prefill_kernel(head_dim: int, group: int, scale: float) -> PrefillKernel | None:
-    """The kernel for heads of this width, compiled by its first caller, and `group` query heads for
-    each KV head. None where there is none: without `llvmlite`, on other processors, where torch's
-    threads cannot be used, and for vectors that the processor's do not divide."""
+    """The kernel for heads of this width and `group` query heads for each KV head, compiled by its
+    first caller. None without `llvmlite`, on other processors, where torch's threads cannot be
+    used, if a head is no multiple of the processor's vectors, and if a trial is wrong."""
     target, region = host(), parallel_region()
     if target is None or region is None or head_dim % target.lanes or group > TILE or scale <= 0:
         return None
@@ -111,7 +113,7 @@ def prefill_kernel(head_dim: int, group: int, scale: float) -> PrefillKernel | N
 def trusted_kernel(
     head_dim: int, group: int, scale: float, target: Host, region: int
 ) -> PrefillKernel | None:
-    """The kernel, if its code can be made and a trial is right."""
+    """The kernel, if its code compiles and a trial is right."""
     try:
         kernel = PrefillKernel(head_dim, group, scale, target, region)
     except RuntimeError:
@@ -120,7 +122,7 @@ def trusted_kernel(
 
 
 def is_right(kernel: PrefillKernel, head_dim: int, group: int, scale: float) -> bool:
-    """Whether some tokens come out as by torch."""
+    """Whether a few tokens agree with torch's results."""
     generator = torch.Generator().manual_seed(7)
     kv_heads, start, tokens = 2, 250, 40
 

@@ -1,9 +1,9 @@
 """LLVM's code of causal attention of a prompt's tokens.
 
-A thread takes a tile of tokens of one KV head, and in it as many rows (one query head of a token
-each) at once as registers hold sums for. Keys lie in blocks, in vectors of one number of several
-keys, so that nothing has to be summed across lanes. Each row is computed in the same order,
-whatever the others are and however many threads there are.
+A row is one query head of one token. A thread takes a tile of rows of one KV head. It computes
+`ROWS` rows at once, for which registers hold the sums. Keys are laid out in blocks, whose vectors
+hold the same dimension of several keys, so that nothing is summed across lanes. A row is computed
+in an order that depends neither on other rows nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from asyncinfer.kernels.native.assembly import Assembly
 
 __all__ = ["FIELDS", "ROWS", "SPAN", "TILE", "block_of", "prefill_code", "scratch_numbers"]
 
-#: What a call is told, each 64 bits: addresses, sizes, and last the counters that threads share.
+#: The arguments of a call, 64 bits each: addresses, sizes, and the counters that threads share.
 FIELDS = (
     "q",
     "keys",
@@ -36,8 +36,8 @@ FIELDS = (
 )
 #: Rows that are computed at once.
 ROWS = 6
-#: Keys that all rows of a tile are computed with before the next ones, so that a core's second
-#: cache holds them: a multiple of each block.
+#: Keys of a span. All rows of a tile are computed with one span before the next, so that the span
+#: stays in a core's second-level cache. A multiple of a block's keys.
 SPAN = 256
 #: Rows of a tile, a multiple of `ROWS`.
 TILE = 96
@@ -49,22 +49,27 @@ def block_of(lanes: int) -> int:
 
 
 def scratch_numbers() -> int:
-    """float32 numbers that each thread needs: scores, and a highest score and a sum for each row of
-    a tile."""
+    """The float32 numbers of a thread's scratch memory: the scores of `ROWS` rows, and a highest
+    score and a sum for each row of a tile."""
     return ROWS * SPAN + 2 * TILE
 
 
 def prefill_code(head_dim: int, group: int, lanes: int, scale: float) -> str:
     """The assembly of `attend(task)`, where `task` points to `FIELDS`, as int64.
 
-    `q` and `out` are float32 `[tokens, kv_heads * group, head_dim]`, `q_stride` and `out_stride`
-    bytes from one token to the next. `keys` are float32 `[kv_heads, blocks, head_dim, block]`,
-    zeros where there is none, and `values` `[kv_heads, any, head_dim]`, `keys_stride` and
-    `values_stride` bytes from one head to the next. The first token is number `start` of its
-    sequence, and attends to the keys before it and its own. `tiles` of `TILE // group` tokens cover
-    all; `items` are `tiles * kv_heads`. `scratch` float32 `[threads, scratch_numbers()]`; `started`
-    and `next` are 0. Keys are taken `SPAN` at a time, by an online softmax (Milakov and Gimelshein,
-    2018). `head_dim` is a multiple of `lanes`, `scale` above 0, and `group` at most `TILE`.
+    - `q` and `out`: float32 `[tokens, kv_heads * group, head_dim]`, with `q_stride` and
+      `out_stride` bytes from one token to the next.
+    - `keys`: float32 `[kv_heads, blocks, head_dim, block_of(lanes)]`, zeros beyond the last key.
+    - `values`: float32 `[kv_heads, any, head_dim]`.
+    - `keys_stride` and `values_stride`: bytes from one head to the next.
+    - `start`: the position of the first token, which attends to the keys before it and its own.
+    - `tiles`: the fewest tiles of `TILE // group` tokens that cover all; `items`: `tiles *
+      kv_heads`.
+    - `scratch`: float32 `[threads, scratch_numbers()]`.
+    - `started` and `next`: 0.
+
+    Keys are taken `SPAN` at a time, by an online softmax (Milakov and Gimelshein, 2018). `head_dim`
+    is a multiple of `lanes`, `scale` is above 0, and `group` at most `TILE`.
     """
     return _PrefillCode(head_dim, group, lanes, scale).text()
 
@@ -80,7 +85,7 @@ class _PrefillCode(Assembly):
         return str(self.module)
 
     def _work(self, rows: Any) -> Any:
-        """`work(task)`: take tiles of a head until there are no more."""
+        """`work(task)`: compute one tile of a KV head after the other until none is left."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
         q, keys, values, out, scratch = (self.address(b, task, name) for name in FIELDS[:5])
@@ -92,16 +97,16 @@ class _PrefillCode(Assembly):
         states = self.at(b, scratch, self.integer(4 * ROWS * SPAN))
         index, following = self.next_item(b, task, items)
         head = b.sdiv(index, tiles)
-        # The last tiles have most keys, and so come first.
+        # The last tiles have the most keys and take longest, so they come first.
         tile = b.sub(b.sub(tiles, self.integer(1)), b.srem(index, tiles))
         group = self.integer(self._group)
-        many = self.integer(TILE // self._group)
-        first = b.mul(tile, many)
+        tile_tokens = self.integer(TILE // self._group)
+        first = b.mul(tile, tile_tokens)
         left = b.sub(tokens, first)
-        count = b.mul(b.select(b.icmp_signed("<", left, many), left, many), group)
+        count = b.mul(b.select(b.icmp_signed("<", left, tile_tokens), left, tile_tokens), group)
         skip = b.mul(head, self.integer(4 * self._group * self._head_dim))
-        ours = self.at(b, q, b.add(skip, b.mul(first, q_stride)))
-        into = self.at(b, out, b.add(skip, b.mul(first, out_stride)))
+        tile_q = self.at(b, q, b.add(skip, b.mul(first, q_stride)))
+        tile_out = self.at(b, out, b.add(skip, b.mul(first, out_stride)))
         keys = self.at(b, keys, b.mul(head, keys_stride))
         values = self.at(b, values, b.mul(head, values_stride))
         begin = b.add(start, first)
@@ -109,12 +114,12 @@ class _PrefillCode(Assembly):
         size = self.integer(4 * self._head_dim)
 
         def span(b: Any, key: Any, _: Sequence[Any]) -> Sequence[Any]:
-            there = self.at(b, keys, b.mul(key, size)), self.at(b, values, b.mul(key, size))
-            # Where the tile begins, seen from the span's first key.
+            span_kv = self.at(b, keys, b.mul(key, size)), self.at(b, values, b.mul(key, size))
+            # The position of the tile's first token, counted from the span's first key.
             offset = b.sub(begin, key)
             begun = b.icmp_signed(">", key, self.integer(0))
 
-            def some(b: Any, row: Any, _: Sequence[Any]) -> Sequence[Any]:
+            def few_rows(b: Any, row: Any, _: Sequence[Any]) -> Sequence[Any]:
                 highest = b.sub(count, self.integer(1))
                 final = b.add(row, self.integer(ROWS - 1))
                 final = b.select(b.icmp_signed("<", final, highest), final, highest)
@@ -124,21 +129,25 @@ class _PrefillCode(Assembly):
                     ends = b.icmp_signed("<=", seen, whole)
                     seen = b.select(ends, seen, whole)
                     strides = [q_stride, out_stride]
-                    places = [ours, into, *there, scratch, states]
+                    places = [tile_q, tile_out, *span_kv, scratch, states]
                     about = [row, final, offset, seen, begun, ends]
                     b.call(rows, [*places, *strides, *about])
                 return []
 
-            return self.loop(b, count, ROWS, some, [])
+            return self.loop(b, count, ROWS, few_rows, [])
 
         self.loop(b, b.add(last, self.integer(1)), SPAN, span, [])
         b.branch(following)
         return function
 
     def _rows(self) -> Any:
-        """`rows(q, out, keys, values, scratch, states, strides, row, last, offset, seen, begun,
-        ends)`: the rows from `row` on, `last` at most, with `seen` keys of a span. The tile's first
-        token is `offset` keys on. Earlier spans have `begun`, and rows may `end` with this one."""
+        """`rows(q, out, keys, values, scratch, states, q_stride, out_stride, row, last, offset,
+        seen, begun, ends)`: compute the rows `row .. last`, at most `ROWS`, with the first `seen`
+        keys of a span.
+
+        `offset` is as in `span`. `begun`: the rows have had an earlier span. `ends`: the rows see
+        no later span.
+        """
         kinds = [self.pointer] * 6 + [self.i64] * 6 + [self.bit] * 2
         function, b = self.begin("rows", *kinds)
         function.attributes.add("noinline")
@@ -146,7 +155,7 @@ class _PrefillCode(Assembly):
         row, last, offset, seen, begun, ends = more
         queries, outs, limits, kept = [], [], [], []
         for number in range(ROWS):
-            # The last row stands in for rows that there are not.
+            # Rows beyond the last one are computed as the last.
             this = b.add(row, self.integer(number))
             kept.append(self.at(b, states, b.mul(this, self.integer(8))))
             this = b.select(b.icmp_signed("<", this, last), this, last)
@@ -165,15 +174,16 @@ class _PrefillCode(Assembly):
         return function
 
     def _scores(self, b: Any, queries: Sequence[Any], keys: Any, scratch: Any, seen: Any) -> None:
-        """The product of each query with each key, up to the end of a block."""
+        """Write to `scratch` the product of each query with each key, up to the end of a block."""
         parts = range(0, self._block, self.lanes)
 
         def block(b: Any, key: Any, _: Sequence[Any]) -> Sequence[Any]:
-            ours = self.at(b, keys, b.mul(key, self.integer(4 * self._head_dim)))
+            block_keys = self.at(b, keys, b.mul(key, self.integer(4 * self._head_dim)))
 
             def number(b: Any, at: Any, sums: Sequence[Any]) -> Sequence[Any]:
                 start = b.mul(at, self.integer(self._block))
-                column = [self.load(b, ours, b.add(start, self.integer(part))) for part in parts]
+                places = [b.add(start, self.integer(part)) for part in parts]
+                column = [self.load(b, block_keys, place) for place in places]
                 return self._products(b, [self._one(b, each, at) for each in queries], column, sums)
 
             sums = list(
@@ -196,12 +206,15 @@ class _PrefillCode(Assembly):
     def _weights(
         self, b: Any, row: Any, limit: Any, state: Any, seen: Any, begun: Any
     ) -> tuple[Any, Any]:
-        """exp of a row's scores less the highest one so far, of keys up to `limit`. That and the
-        sum go to `state`; returns the factor for what came before and the sum, in every lane."""
+        """Turn a row's scores of the keys up to `limit` into their weights: exp of the score less
+        the row's highest score so far. The highest score and the weights' sum go to `state`.
+
+        Returns, in every lane, the factor for the sums of earlier spans, and the weights' sum.
+        """
         lowest = self.all(float("-inf"))
         lane = self.ir.Constant(self.ints, list(range(self.lanes)))
         most = self.everywhere(b, limit)
-        # Scores are there up to the end of a block.
+        # Scores were written up to the end of a block.
         count = b.add(seen, self.integer(self._block - 1))
         count = b.and_(count, self.integer(-self._block))
 
@@ -244,8 +257,8 @@ class _PrefillCode(Assembly):
         ends: Any,
         factors: Sequence[tuple[Any, Any]],
     ) -> None:
-        """The values by their weights, added to those of earlier spans; divided by the weights' sum
-        where rows end here."""
+        """Add the values by their weights to the rows of `outs`, after those of earlier spans times
+        their factor. Rows that see no later span are divided by the weights' sum."""
         weights = [self._row(b, scratch, number) for number in range(ROWS)]
         vectors = self._block // self.lanes
         none = self.all(0.0)
@@ -274,7 +287,7 @@ class _PrefillCode(Assembly):
     def _products(
         self, b: Any, numbers: Sequence[Any], column: Sequence[Any], sums: Sequence[Any]
     ) -> Sequence[Any]:
-        """The sums of each row, with the products of its number and the column's vectors added."""
+        """The sums after the products of each row's number and each vector were added."""
         pairs = ((number, vector) for number in numbers for vector in column)
         return [b.call(self.fma, [*pair, one]) for pair, one in zip(pairs, sums, strict=True)]
 
@@ -282,6 +295,6 @@ class _PrefillCode(Assembly):
         return self.at(b, scratch, self.integer(4 * SPAN * number))
 
     def _one(self, b: Any, floats: Any, number: Any) -> Any:
-        """One of float32 `floats`, in every lane."""
+        """The float32 with this number in `floats`, in every lane."""
         place = self.at(b, floats, b.mul(number, self.integer(4)))
         return self.everywhere(b, b.load(place, typ=self.float, align=4))

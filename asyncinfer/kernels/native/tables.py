@@ -1,4 +1,4 @@
-"""LLVM's code that looks up floats in tables of sixteen."""
+"""LLVM's code that looks up the values of 4-bit codes in tables of sixteen floats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Tables", "tables_for"]
 
 
 class Tables:
-    """Tables of the values of a code, times a scale, in one vector of 16 or two of 8."""
+    """The table of a code's 16 values, times a scale: one vector of 16 lanes, or two of 8."""
 
     def __init__(self, assembly: Assembly, values: tuple[float, ...], whole: bool) -> None:
         self._assembly, self._values, self._whole = assembly, values, whole
@@ -28,7 +28,7 @@ class Tables:
         return tuple(a.scaled(b, part, scale, offset) for part in each)
 
     def values(self, b: Any, tables: tuple[Any, ...], bits: Any) -> Any:
-        """What the lowest four bits of each lane stand for; the others do not matter."""
+        """The value that the lowest four bits of each lane stand for. Higher bits are ignored."""
         a = self._assembly
         if self._whole:
             return b.call(self._look_up, [tables[0], bits])
@@ -39,8 +39,9 @@ class Tables:
 
 
 def tables_for(assembly: Assembly, host: Host, code: str) -> Tables | None:
-    """The tables of a code of 4 bits; None where its whole numbers are computed with instead, since
-    one look-up needs two tables. Raises `RuntimeError` where there is no instruction for it."""
+    """The tables of a code of 4 bits. None for "int4" where a look-up would need two tables, since
+    converting whole numbers is faster. Raises `RuntimeError` where there is no instruction for it.
+    """
     whole = host.tables and assembly.lanes == 16
     if not whole:
         if code == "int4":

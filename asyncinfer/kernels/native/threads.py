@@ -19,7 +19,7 @@ __all__ = ["ThreadChoice", "ThreadChoices", "parallel_region"]
 _SOON, _LATE = 0.005, 0.5
 #: Weight of one call in the running mean of its way.
 _WEIGHT = 1 / 8
-#: Kinds of calls of a kernel whose threads are chosen by measurement, at most.
+#: The most kinds of calls for which a kernel remembers its choice of threads.
 _MOST_CHOICES = 1024
 
 
@@ -36,8 +36,8 @@ def parallel_region() -> int | None:
 
 
 class ThreadChoice:
-    """Which way is faster now for one kind of call: all threads, or the caller alone. Both are
-    timed as they are used; calls at the same time may spoil a measurement, and nothing else."""
+    """Whether one kind of call is faster now on all threads or on the caller alone. Both ways are
+    timed as they are used. Calls at the same time may spoil a measurement, and nothing else."""
 
     __slots__ = ("_alone", "_next", "_shared", "_wait")
 
@@ -87,7 +87,7 @@ class ThreadChoices:
     __slots__ = ("_found",)
 
     def __init__(self) -> None:
-        # By shape of a matrix and number of rows of x: a few for a model.
+        # By a matrix's outputs and inputs, and by the bits of the number of rows. A model has few.
         self._found: dict[tuple[int, int, int], ThreadChoice] = {}
 
     def of(self, outputs: int, inputs: int, rows: int) -> ThreadChoice:

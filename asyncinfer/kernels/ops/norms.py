@@ -1,4 +1,4 @@
-"""Normalisation, rotation and gates: what stands between the products."""
+"""The operators between the matrix products: normalisation, rotation and gates."""
 
 from __future__ import annotations
 

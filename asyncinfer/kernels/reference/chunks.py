@@ -1,5 +1,5 @@
-"""Rows of different lengths in chunks of like length: how a recurrence over each row's tokens is
-computed for many tokens and many rows at once."""
+"""Computes a recurrence over each row's tokens for many tokens and rows at once, in chunks of like
+length (chunkwise parallel form)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def compute_in_chunks(
     rows: torch.Tensor,
     marks: torch.Tensor,
 ) -> torch.Tensor:
-    """Fill `outputs` `[tokens, heads, dim]`, and return the states after `marks`.
+    """Fill `outputs` `[tokens, heads, dim]`, and return the states after `marks` `[marks, heads,
+    ...]`.
 
     Args:
         chunk: `chunk(*inputs, state)` for one chunk of some sequences, each input being
@@ -43,10 +44,11 @@ def compute_in_chunks(
         # Chunks of like length are computed together.
         first = torch.tensor([begin for _, begin, _ in chunks], device=device)
         count = torch.tensor([tokens for _, _, tokens in chunks], device=device)
-        theirs = torch.tensor([row for row, _, _ in chunks], device=device)
+        chunk_rows = torch.tensor([row for row, _, _ in chunks], device=device)
         width = torch.arange(max(tokens for _, _, tokens in chunks), device=device)
         real = width < count[:, None]
-        # What lies behind a shorter chunk changes no state.
+        # Places behind a shorter chunk are clamped. Their inputs are hidden, so they change no
+        # state.
         place = (first[:, None] + width).clamp_(max=len(rows) - 1)
         parts = []
         for number, each in enumerate(inputs):
@@ -55,9 +57,9 @@ def compute_in_chunks(
                 hidden = ~real.view(*real.shape, *[1] * (part.ndim - 2))
                 part = part.masked_fill(hidden, 0)
             parts.append(part.transpose(1, 2))
-        y, reached = chunk(*parts, state.index_select(0, theirs))
+        y, reached = chunk(*parts, state.index_select(0, chunk_rows))
         outputs[place[real]] = y.transpose(1, 2)[real]
-        state[theirs] = reached
+        state[chunk_rows] = reached
         for number, (_, begin, tokens) in enumerate(chunks):
             mark = kept.get(begin + tokens - 1)
             if mark is not None:
@@ -68,9 +70,9 @@ def compute_in_chunks(
 def _chunks(
     rows: torch.Tensor, count: int, marks: dict[int, int]
 ) -> list[list[tuple[int, int, int]]]:
-    """Parts of the rows that are computed one after another, each a list of (row, first token,
-    tokens): chunks of different rows, which end at marks, and of which none has twice the tokens of
-    another."""
+    """Lists of chunks that are computed one list after another, each chunk a `(row, first token,
+    tokens)`. The chunks of a list are of different rows, and none has twice the tokens of another.
+    Chunks end at marks."""
     ends = torch.bincount(rows, minlength=count).cumsum(0).tolist()
     parts: defaultdict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
     stops, begin = sorted({*marks, *(end - 1 for end in ends)}), 0

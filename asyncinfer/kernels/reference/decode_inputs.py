@@ -26,7 +26,7 @@ class DecodeInputs(NamedTuple):
     block_tables: torch.Tensor
     #: int32 `[words, n]`: the words of each slot's options, without the last two.
     options: torch.Tensor
-    #: int64 `[n]`: the last two words.
+    #: int64 `[n]`: the seed in the last two words of each slot's options.
     seeds: torch.Tensor
 
 

@@ -1,4 +1,4 @@
-"""The numbers that a quantised weight stands for."""
+"""Quantised weights to floats, in torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CODES", "floats_of", "parts_of"]
 
 #: The codes that a GPU's kernels read, and how many numbers of each a byte holds.
 CODES: Final = {"int4": 2, "e2m1": 2, "iq4": 2, "int8": 1, "e4m3": 1}
-#: Numbers that are floats at the same time: 16 MiB of float32.
+#: The most numbers of a weight that are in float32 at the same time, in 16 MiB.
 _PART: Final = 1 << 22
 
 
@@ -23,10 +23,10 @@ def floats_of(
     """float32 `[outputs, inputs]`: each number of the weight times its group's scale, plus its
     group's offset.
 
-    `weight` of 4 bits is uint8 `[outputs, inputs / 2]`: input 2j is in the lower half of byte j,
-    input 2j + 1 in the upper. Of 8 bits it is int8 `[outputs, inputs]`, whatever its bits stand
-    for. `scales` and `offsets` floats `[outputs, groups]`: a group is `inputs / groups` inputs that
-    follow one another.
+    A `weight` of 4 bits is uint8 `[outputs, inputs / 2]`: input 2j is in the lower half of byte j,
+    input 2j + 1 in the upper. A weight of 8 bits is int8 `[outputs, inputs]`, whatever its bits
+    stand for by its `code`. `scales` and `offsets` are floats `[outputs, groups]`. A group is
+    `inputs / groups` neighbouring inputs.
     """
     floats = decoded(weight, code).view(*scales.shape, -1).mul_(scales.float()[:, :, None])
     if offsets is not None:

@@ -93,7 +93,7 @@ def _chunk(
     triangular system, solved at once for all of them (section 3.3 of the paper).
     """
     total = decay.cumsum(-1)
-    # What is left at token i of what token j adds.
+    # The share of token j's change that is left at token i.
     left = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
     passed = total.exp()[..., None]
     overlap = (k @ k.mT) * left * beta[..., None]
@@ -113,8 +113,8 @@ def _chunk_by_channel(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_chunk` with `decay` `[sequences, heads, tokens, key_dim]`: what is left of a token's key
-    differs in each of its dimensions, and so is part of each product of two keys."""
+    """`_chunk` with `decay` `[sequences, heads, tokens, key_dim]`. The decay differs in each
+    dimension of a key, and so is part of each product of two keys."""
     total = decay.cumsum(-2)
     future = torch.ones(total.shape[-2], total.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     left = total[..., :, None, :] - total[..., None, :, :]

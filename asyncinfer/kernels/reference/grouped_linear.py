@@ -1,4 +1,4 @@
-"""Linear layers of many experts, each for rows of its own."""
+"""Linear layers of many experts, each for its own rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def grouped_linear(
     `bias[e]` `[out]`; gives `[n, out]`.
 
     `weight` `[experts, out, in]`; `bias` `[experts, out]`; `ends` int32 `[experts]`, ascending, the
-    last of them `n`. With a `code` the weight is one of 4 or 8 bits, `scales` and `offsets`
-    `[experts, out, groups]` as in `reference.floats_of`. Computes every expert's product with all
-    rows and keeps the expert's own, so that nothing waits for the device to learn which those are.
+    last of them `n`. With a `code` the weight is one of 4 or 8 bits, with `scales` and `offsets`
+    `[experts, out, groups]` as in `reference.floats_of`. Every expert is multiplied by all rows,
+    and only the expert's own results are kept, so that the host need not wait for the device to
+    learn which rows those are.
     """
     numbers = torch.arange(x.shape[0], dtype=ends.dtype, device=x.device)
     owners = torch.searchsorted(ends, numbers, right=True)[:, None]

@@ -1,4 +1,4 @@
-"""Writing the draws of a recorded step."""
+"""Writes the drawn tokens of a recorded step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def keep_draws(
     """Write `tokens` int64 `[n]` to `places` int64 `[n]` of the flat `history` int32, and to the
     first columns of `results[turn]` with the bits of `peaks` float32 `[n]`.
 
-    `results` int32 `[in_flight, 2, rows]`, `rows` at least n. Increments `turn` int64 `[1]`, modulo
-    `in_flight`. If places are equal, any of their tokens stays.
+    `results` is int32 `[in_flight, 2, rows]`, with `rows` at least n. `turn` int64 `[1]` is
+    incremented modulo `in_flight`. Of equal places any one keeps its token.
     """
     drawn = tokens.int()
     history.view(-1).index_copy_(0, places, drawn)

@@ -1,4 +1,4 @@
-"""Writing the keys and values of a step's tokens into their pages."""
+"""Writes the keys and values of a step's tokens to their pages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def quantise(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
     # The largest value that a quantised cache stores.
     largest = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}[dtype]
     most = values.abs().amax(-1).clamp(min=_SMALLEST)
-    # By a tensor: a GPU multiplies by the inverse of a number, which rounds otherwise.
+    # The divisor is a tensor, since torch on a GPU multiplies by the inverse of a number, which
+    # rounds otherwise.
     scales = most / torch.full_like(most, largest)
     scaled = values / scales[..., None]
     return (scaled.round() if dtype is torch.int8 else scaled).to(dtype), scales

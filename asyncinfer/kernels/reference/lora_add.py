@@ -27,7 +27,8 @@ def lora_add(
     """
     parts, known = len(sizes), torch.arange(up.shape[1], device=x.device)
     whole, inputs = y.float(), x.float()
-    # Every adapter's product with all rows, so that nothing waits for the device to learn which.
+    # Every adapter is multiplied by all rows, so that the host need not wait for the device to
+    # learn which rows have it.
     for slot, (first, second) in enumerate(zip(down, up, strict=True)):
         there = known < ranks[slot]
         first = torch.where(there.repeat_interleave(parts)[:, None], first.float(), 0.0)

@@ -1,4 +1,4 @@
-"""Normalisation, rotation and gates: what stands between the products."""
+"""The operators between the matrix products: normalisation, rotation and gates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def rms_norm(
     if plus_one:
         return F.rms_norm(x.float(), (x.shape[-1],), 1 + weight.float(), eps).to(x.dtype)
     if x.dtype is torch.float32 and x.device.type == "cpu":
-        # Half the operators of torch's own: |x| is one, and sqrt(|x|^2 + n eps) is another.
+        # Half as many operators as torch's own norm takes: one for |x|, and one for
+        # sqrt(|x|^2 + n eps).
         size = x.shape[-1]
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(_root(size * eps))
         return (x * weight).div_(norm.mul_(size**-0.5))

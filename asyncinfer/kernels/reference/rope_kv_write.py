@@ -25,7 +25,8 @@ def rope_kv_write(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Rotate the queries and keys of `qkv`, write keys and values; gives the queries.
+    """Rotate the queries and keys of `qkv`, write keys and values to their pages, and return the
+    queries.
 
     `qkv` `[tokens, heads + 2 * kv_heads, head_dim]`: queries, keys, values. `cos` and `sin` as
     `rope` takes them, `[tokens, 1, rotary_dim]`: the first `rotary_dim` elements of each head are

@@ -72,10 +72,10 @@ def _chunk(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One chunk of each sequence. `b`, `c` and `x` are `[sequences, heads, tokens, dim]`.
 
-    What the tokens add to each other's outputs is attention with a decay (section 6 of the paper).
+    The tokens' part in each other's outputs is attention with a decay (section 6 of the paper).
     """
     total = decay.cumsum(-1)
-    # What is left at token i of what token j adds.
+    # The share of token j's change that is left at token i.
     left = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
     outputs = total.exp()[..., None] * (c @ state) + (c @ b.mT * left) @ x
     last = total[..., -1:]

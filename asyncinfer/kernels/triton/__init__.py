@@ -1,7 +1,7 @@
-"""The kernels in Triton. `ops` runs those in `__all__` for CUDA tensors."""
+"""The kernels in Triton. The operators of `kernels.ops` run those in `__all__` for CUDA tensors."""
 
 from asyncinfer.kernels.triton.decode_inputs import decode_inputs
-from asyncinfer.kernels.triton.gelu_mul import gelu_mul
+from asyncinfer.kernels.triton.gate import gelu_mul, silu_mul
 from asyncinfer.kernels.triton.grouped_linear import grouped_linear
 from asyncinfer.kernels.triton.keep_draws import keep_draws
 from asyncinfer.kernels.triton.kv_write import kv_write
@@ -12,7 +12,6 @@ from asyncinfer.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from asyncinfer.kernels.triton.rope import rope
 from asyncinfer.kernels.triton.rope_kv_write import rope_kv_write
 from asyncinfer.kernels.triton.sample import sample
-from asyncinfer.kernels.triton.silu_mul import silu_mul
 
 __all__ = [
     "add_rms_norm",

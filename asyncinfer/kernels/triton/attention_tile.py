@@ -1,4 +1,5 @@
-"""One tile of keys in a softmax that runs over many (Milakov and Gimelshein, 2018; Dao, 2023)."""
+"""One tile of keys of an online softmax (Milakov and Gimelshein, 2018; FlashAttention-2: Dao,
+2023)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import triton.language as tl
 
 __all__ = ["attend_tile", "finished", "load_queries"]
 
-#: exp(x) = exp2(x * this): exponents are kept to base 2, which the hardware has.
+#: exp(x) = exp2(x * LOG2_E). Exponents are kept to base 2, since GPUs have an instruction for exp2.
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -16,12 +17,13 @@ def load_queries(
     q, sinks, m, tokens, kv_head, STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """The queries numbered `m` of one KV head's, token by token and in a token head by head; and
-    where their softmax begins: with the sink alone, or with nothing.
+    """The queries `m` `[M]` of one KV head, and the state in which their softmax begins.
 
-    `q` points at the row's first of `tokens` query tokens. Gives queries `[M, D]`, zero beyond the
-    row and the head, and float32 `[M, D]`, `[M]`, `[M]`: sum of weighted values, largest exponent,
-    sum of weights.
+    Query `token * GROUP + i` is the `i`-th of the `GROUP` query heads that share the KV head, for
+    one of the row's `tokens` query tokens. `q` points at the first of these tokens. Returns the
+    queries `[M, D]`, zero beyond the row and beyond `HEAD_DIM`, and three float32 tensors: the sum
+    of weighted values `[M, D]`, the largest exponent `[M]`, the sum of weights `[M]`. The softmax
+    begins with the head's sink where there are `sinks`.
     """
     d = tl.arange(0, D)
     token, head = m // GROUP, kv_head * GROUP + m % GROUP
@@ -43,11 +45,11 @@ def attend_tile(
     KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
     N: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys `start .. start + N - 1` of one KV head, as far as they are below `end`, to the
-    state `values`, `peak`, `total`, and return it.
+    """Add the keys `start .. start + N - 1` of one KV head to the softmax's state, and return it.
 
-    `queries` `[M, D]` are at `position` `[M]`. `table` points at the row's block table. Unless
-    `MASKED`, every query sees every key of the tile.
+    `values`, `peak` and `total` are the state of `load_queries`. Keys from `end` on are left out.
+    `queries` `[M, D]` are at `position` `[M]`. `table` points at the row's block table. Caches and
+    scales are those of a `KVLayout`. Unless `MASKED`, every query sees every key of the tile.
     """
     at, d = start + tl.arange(0, N), tl.arange(0, D)
     there, wide = at < end, d < HEAD_DIM
@@ -68,8 +70,8 @@ def attend_tile(
         k = tl.load(k_at)
         v = tl.load(v_at)
 
-    # Three products of tf32 keep float32's precision, which one would not. Shorter dtypes ignore
-    # this.
+    # A single product of tf32 would lose float32's precision, and three keep it. Products of
+    # 16-bit dtypes ignore this option.
     scores = tl.dot(queries, k.to(queries.dtype), input_precision="tf32x3")
     if k_scales is not None:
         scale_at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + at % BLOCK_SIZE
@@ -87,7 +89,7 @@ def attend_tile(
         scores = tl.where(visible, scores, float("-inf"))
 
     highest = tl.maximum(peak, tl.max(scores, axis=1) * unit)
-    # A query that has seen no key yet would compute -inf - -inf, which is NaN.
+    # A query that has seen no key yet has -inf here. -inf - -inf would be NaN.
     base = tl.where(highest == float("-inf"), 0.0, highest)
     weights = tl.exp2(scores * unit - base[:, None])
     shrink = tl.exp2(peak - base)
@@ -103,5 +105,5 @@ def attend_tile(
 
 @triton.jit
 def finished(values, total):
-    """The softmax's average of the values; zero for a query that saw no key."""
+    """The average of the values by their weights `[M, D]`, zero for a query that saw no key."""
     return values / tl.where(total > 0.0, total, 1.0)[:, None]

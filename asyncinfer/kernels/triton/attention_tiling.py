@@ -1,11 +1,12 @@
-"""How large the attention kernels' tiles are.
+"""The sizes of the attention kernels' tiles.
 
-Chosen from what the compiler makes of them for sm_80 to sm_120, and from what was measured on an
-H200: they fit a device's shared memory, next to no register is spilled (float32, which is here for
-exactness, may spill a few), four programs of a decode kernel lie on a multiprocessor of sm_80 and
-sm_90, and sm_90 computes prefill's products through wgmma. They depend on a model and a device
-alone, never on a batch: a row is computed alike in every batch. A measurement on a device tries
-candidates beside them, and an engine takes what it chose (`kernels/choices.py`).
+The sizes follow from the code that the compiler makes for sm_80 to sm_120, and from measurements on
+an H200. Every tile fits a device's shared memory. Next to no register is spilled; float32, which is
+here for exactness, may spill a few. Four programs of a decode kernel fit on a multiprocessor of
+sm_80 and sm_90. On sm_90 prefill's products use wgmma. Sizes depend on a model and a device alone,
+never on a batch, so that a row has the same bits in every batch. A measurement on a device also
+tries `decode_candidates` and `prefill_candidates`, and an engine uses the fastest
+(`kernels/choices.py`).
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ __all__ = [
     "prefill_tiling",
 ]
 
-#: Parts of a row that are read together at most while they are joined, and their numbers in a
-#: thread: of few queries, and of many, whose parts would not stay in the registers.
+#: The most parts of a row that are read together while they are joined, and the most of their
+#: numbers in a thread: for tiles of 16 queries, and for larger ones, whose sums take registers too.
 _JOINED, _FEW_NUMBERS, _MANY_NUMBERS = 32, 128, 64
-#: Keys and values are loaded two tiles ahead, the block table's entries for them two more; or one
-#: tile, where the second would keep another program from a multiprocessor. That took 64 rows from
-#: 167 us to 133 on an H200, whose memory takes 125 (docs/benchmarks/h200.md).
+#: With five stages keys and values are loaded two tiles ahead, and the block table's entries for
+#: them two more. With three they are loaded one tile ahead, which leaves room for another program
+#: on a multiprocessor where keys are large. Three took 64 rows from 167 us to 133 on an H200, whose
+#: memory takes 125 (docs/benchmarks/h200.md).
 _STAGES, _FEW_STAGES = 5, 3
 #: Bytes of a key from which on decode kernels have few stages.
 _LARGE_KEY = 256
@@ -47,15 +49,18 @@ _ROOMY, _LARGE = 160 << 10, 227 << 10
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A program's queries times heads `m`, the keys `n` of a tile, the head dimension rounded up to
-    a power of two `d`; warps, and stages of the pipeline over tiles. `joined` parts are read at a
-    time, of each the first `held` of the queries."""
+    """The tile of one program of an attention kernel."""
 
+    #: Queries of a program: query tokens times the heads that share a KV head.
     m: int
+    #: Keys of a tile.
     n: int
+    #: The head dimension, rounded up to a power of two.
     d: int
     warps: int
+    #: Stages of the pipeline over tiles.
     stages: int = _STAGES
+    #: Queries of a tile whose parts are joined, and the parts that are read at a time.
     held: int = 1
     joined: int = 1
 
@@ -63,8 +68,8 @@ class Tiling:
 def decode_tiling(
     queries: int, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, shared: int
 ) -> Tiling:
-    """For `queries` query tokens times heads that share a KV head, with `q` of `dtype`, where a
-    program may have `shared` bytes of shared memory."""
+    """The tiling of the decode kernel, for `queries` query tokens times heads that share a KV head.
+    `dtype` is that of `q`, and a program may have `shared` bytes of shared memory."""
     derived = _decode_tiling(queries, head_dim, dtype, cache_dtype, shared)
     return chosen(decode_key(queries, head_dim, dtype, cache_dtype), derived)
 
@@ -72,26 +77,26 @@ def decode_tiling(
 def prefill_tiling(
     head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, shared: int
 ) -> Tiling:
-    """With `q` of `dtype`, where a program may have `shared` bytes of shared memory."""
+    """As `decode_tiling`, of the prefill kernel, whose tiles do not depend on the queries."""
     derived = _prefill_tiling(head_dim, dtype, cache_dtype, shared)
     return chosen(prefill_key(head_dim, dtype, cache_dtype), derived)
 
 
 def decode_key(queries: int, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Key:
-    """What the choice of a decode tiling goes by."""
+    """The key of a decode tiling in a thread's choices."""
     return ("decode_attention", queries, head_dim, str(dtype), str(cache_dtype))
 
 
 def prefill_key(head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Key:
-    """What the choice of a prefill tiling goes by."""
+    """The key of a prefill tiling in a thread's choices."""
     return ("prefill_attention", head_dim, str(dtype), str(cache_dtype))
 
 
 def decode_candidates(
     queries: int, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, shared: int
 ) -> tuple[Tiling, ...]:
-    """Tilings that a measurement tries, the one that was derived first. None takes more shared
-    memory than that."""
+    """Tilings that a measurement tries, the derived one first. None takes more shared memory than
+    the derived one."""
     own = _decode_tiling(queries, head_dim, dtype, cache_dtype, shared)
     tried = [replace(own, n=own.n // 2), replace(own, stages=own.stages - 1)]
     tried.append(_joining(replace(own, warps=2 * own.warps), queries))
@@ -101,7 +106,8 @@ def decode_candidates(
 def prefill_candidates(
     head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, shared: int
 ) -> tuple[Tiling, ...]:
-    """As `decode_candidates`, of prefill. Fewer queries, stages or warps spill on some GPU."""
+    """As `decode_candidates`, of the prefill kernel. Other queries, stages or warps are not tried,
+    since fewer of any spill registers on some GPU."""
     own = _prefill_tiling(head_dim, dtype, cache_dtype, shared)
     return _each(own, replace(own, n=own.n // 2))
 
@@ -121,13 +127,13 @@ def _decode_tiling(
     m = min(max(16, triton.next_power_of_2(queries)), largest)
     if d > 128:
         return _joining(Tiling(m, 32, d, 4 if m == 16 else 8), queries)
-    # Few warps, which wait for one another at every tile.
+    # Warps wait for one another at every tile, so there are few.
     stages = _FEW_STAGES if d * cache_dtype.itemsize >= _LARGE_KEY else _STAGES
     return _joining(Tiling(m, 64, d, 2 if m == 16 else 4, stages), queries)
 
 
 def _joining(tiling: Tiling, queries: int) -> Tiling:
-    """The tiling with as many parts read together as its threads hold."""
+    """The tiling with as many parts read together as its threads' registers hold."""
     held = min(tiling.m, triton.next_power_of_2(queries))
     numbers = _FEW_NUMBERS if tiling.m == 16 else _MANY_NUMBERS
     joined = 32 * tiling.warps * numbers // (held * tiling.d)
@@ -141,8 +147,8 @@ def _prefill_tiling(
     d = max(16, triton.next_power_of_2(head_dim))
     if dtype is torch.float32:
         return Tiling(32 if d <= 128 else 16, _float32_keys(d, shared), d, 8, stages=4)
-    # A thread has no registers left for all of a large tile where a head is wide and 8 bits are
-    # converted.
+    # Wide heads take registers, and so does the conversion of 8-bit numbers. A thread that pays for
+    # both has none left for a large tile.
     costs = (d > 128) + (cache_dtype is not dtype)
     large = costs < (2 if shared >= _LARGE else 1 if shared >= _ROOMY else 0)
     stages = _STAGES if d <= 128 or shared >= _ROOMY else _STAGES - 1
@@ -154,13 +160,13 @@ def _float32_keys(d: int, shared: int) -> int:
 
 
 def device_capability(device: torch.device) -> int:
-    """90 for an H100 or H200; also for a device that is not CUDA, where kernels are only tried."""
+    """The compute capability times ten: 90 for an H100 or H200. A device that is not CUDA counts as
+    one of these, since kernels are only interpreted or compiled there."""
     return _capability(device_of(device))
 
 
 def device_shared(device: torch.device) -> int:
-    """Bytes of shared memory that a program may ask for; an H100's for a device that is not CUDA,
-    where kernels are only tried."""
+    """Bytes of shared memory that a program may ask for. Without CUDA they are an H100's."""
     return _shared(device_of(device))
 
 

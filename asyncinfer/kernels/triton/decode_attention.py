@@ -1,4 +1,4 @@
-"""Attention of rows with few query tokens: programs share out the keys of all rows."""
+"""Split-KV attention of rows with few query tokens (Flash-Decoding: Dao et al., 2023)."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def decode_attention(
     chunk: int,
     workspace: AttentionWorkspace,
 ) -> None:
-    """Attend for the first `rows` rows into `out`.
+    """Attend for the first `rows` rows into `out`. The arguments are those of `paged_attention`.
 
-    A program takes one KV head and one part of the keys that any of a row's queries sees. There are
-    `parts` for all rows, more than `rows`, and those without keys come last, so that they keep no
-    other from beginning. None has more than
-    `max(chunk, ceil(keys of all rows / (parts - rows)))` keys, rounded up to whole tiles, and a
-    row's parts are of one length: so a long row among short ones is read by as many programs as one
-    that is alone. The queries of all heads that share the KV head, of all query tokens, are the
-    rows of a program's products. Programs for which no keys are left end at once. Of a row's parts,
-    the one that ends last joins them, in their order, so that nothing depends on which it was.
+    A program takes one KV head and one part of the keys that any of a row's queries sees. The
+    queries of a program are those of all heads that share the KV head, at all query tokens. All
+    rows together have `parts` parts, more than `rows`. Parts without keys come last, and their
+    programs end at once. A part has at most `max(chunk, ceil(keys of all rows / (parts - rows)))`
+    keys, rounded up to whole tiles. A row's parts have one length, so that a long row among short
+    ones is read by as many programs as a long row alone. The last program of a row to end joins the
+    row's parts. It joins them in their order, so that the sum does not depend on which one was
+    last.
     """
     _, heads, head_dim = q.shape
     group = heads // kv.heads
@@ -79,7 +79,7 @@ def _decode_attention(
 ):  # fmt: skip
     kv_head, number, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if ALONE:
-        # One row of up to one token: nothing is to be looked for.
+        # The only row has at most one query token, so no program has to search for its row.
         row = tl.full((), 0, tl.int32)
         first_part, first_token = row, row
         tokens, length = tl.load(query_starts + 1), tl.load(seq_lens)
@@ -105,7 +105,7 @@ def _decode_attention(
         Q_STRIDE, Q_HEAD_STRIDE, GROUP, HEAD_DIM, D,
     )  # fmt: skip
     if part > 0:
-        # The sink counts once.
+        # The sink counts once, in the first part.
         peak, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
     position = length - tokens + m // GROUP
     table = block_tables + row.to(tl.int64) * table_stride
@@ -129,7 +129,7 @@ def _decode_attention(
         tl.store(out_at + d[None, :], values.to(out.dtype.element_ty), mask=out_there)
         return
 
-    # [parts, kv_heads, QUERIES]
+    # Results of parts are [parts, KV_HEADS, QUERIES].
     mine = (number.to(tl.int64) * KV_HEADS + kv_head) * QUERIES + m
     tl.store(lse + mine, peak + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=m < QUERIES)
     there = (m < QUERIES)[:, None] & wide
@@ -141,12 +141,12 @@ def _decode_attention(
         return
 
     tl.store(arrival, 0)
-    # Of a tile's queries only those that there are.
+    # A tile has M queries, of which only the first HELD may exist.
     m = tile * M + tl.arange(0, HELD)
     parts_before = number.to(tl.int64) - part
     peak, total = tl.full((HELD,), float("-inf"), tl.float32), tl.zeros((HELD,), tl.float32)
     values = tl.zeros((HELD, D), tl.float32)
-    # Parts are read together: to wait for one takes as long as to wait for all of them.
+    # Parts are read together, since waiting for one takes as long as waiting for all.
     for start in tl.range(0, own_parts, JOINED, num_stages=1):
         each = start + tl.arange(0, JOINED)
         known = (each < own_parts)[:, None] & (m < QUERIES)[None, :]
@@ -171,14 +171,14 @@ def _decode_attention(
 
 @triton.jit
 def _at_out(first_token, m, kv_head, KV_HEADS: tl.constexpr, GROUP: tl.constexpr):
-    """Which heads of the output the queries numbered `m` of a KV head have."""
+    """The indices of the queries `m` of a KV head in the output's `[tokens * heads]`."""
     head = kv_head * GROUP + m % GROUP
     return (first_token + m // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head
 
 
 @triton.jit
 def _keys(length, tokens, WINDOW: tl.constexpr):
-    """How many keys, the last ones of a row's `length`, any of its query tokens sees."""
+    """How many keys any query token of a row sees. They are the last of the row's `length`."""
     if WINDOW is None:
         return length
     else:
@@ -187,13 +187,13 @@ def _keys(length, tokens, WINDOW: tl.constexpr):
 
 @triton.jit
 def _parts(keys, largest):
-    """How many parts a row has. One without keys has one part, which writes zeros."""
+    """How many parts a row has. A row without keys has one part, which writes zeros."""
     return tl.maximum(tl.cdiv(keys, largest), 1)
 
 
 @triton.jit
 def _keys_of(row, seq_lens, query_starts, rows, WINDOW: tl.constexpr):
-    """`_keys` of these rows; 0 beyond the last."""
+    """`_keys` of each of `row` `[n]`, 0 beyond the last row."""
     length = tl.load(seq_lens + row, mask=row < rows, other=0)
     if WINDOW is None:
         return length
@@ -207,8 +207,8 @@ def _keys_of(row, seq_lens, query_starts, rows, WINDOW: tl.constexpr):
 def _largest_part(
     seq_lens, query_starts, rows, parts, chunk, WINDOW: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
-    """Most keys of a part: whole tiles, and so many that all rows together have at most `parts`:
-    their keys make up to `parts - rows` full ones, and each row may have one that is not full."""
+    """The most keys of a part, a multiple of `N`. All rows together have at most `parts` parts: up
+    to `parts - rows` full ones, and one for each row that is not full."""
     total = 0
     for start in range(0, rows, 128):
         row = start + tl.arange(0, 128)
@@ -218,13 +218,14 @@ def _largest_part(
 
 @triton.jit
 def _largest_of(keys, rows, parts, chunk, N: tl.constexpr):
-    """`_largest_part` of rows that have so many keys together."""
+    """`_largest_part` of rows that have `keys` keys together."""
     return tl.cdiv(tl.maximum(tl.cdiv(keys, parts - rows), chunk), N) * N
 
 
 @triton.jit
 def _row_of(part, seq_lens, query_starts, rows, largest, WINDOW: tl.constexpr):
-    """The row that a part belongs to, `rows` for none, and the number of that row's first part."""
+    """The row that a part belongs to, and the number of that row's first part. The row is `rows`
+    where the part belongs to none."""
     ended, first, before = 0, 0, 0
     for start in range(0, rows, 128):
         row = start + tl.arange(0, 128)

@@ -1,4 +1,4 @@
-"""The inputs of a decode step, from the slots' state on the device, in one launch."""
+"""The inputs of a decode step in one launch, read from the slots' state on the device."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def decode_inputs(
     )
 
 
-# Capacity and width follow from the memory that was free when an engine opened: one code for all.
+# Capacity and width follow from the memory that was free when an engine opened, and must not make
+# the kernel compile again.
 @launched(do_not_specialize=["count", "capacity", "width"])
 def _decode_inputs(
     rows,
@@ -84,8 +85,8 @@ def _decode_inputs(
     BLOCK_SIZE: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Program `(row, group, stretch)` copies a stretch of the row's table in one group. The row's
-    first program does everything else, so that no other one reads the position that it changes."""
+    """Program `(row, group, stretch)` copies a stretch of the row's block table in one KV group.
+    The row's first program does everything else. It alone reads the position that it changes."""
     row = tl.program_id(0)
     group = tl.program_id(1)
     stretch = tl.program_id(2)

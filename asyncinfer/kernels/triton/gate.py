@@ -1,4 +1,7 @@
-"""The gates of gated feed-forward layers (Shazeer, 2020), for every kernel that ends in one."""
+"""The gates of gated feed-forward layers (GLU variants: Shazeer, 2020).
+
+`silu_mul` and `gelu_mul` are kernels of their own, and products end in `gate`.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +11,39 @@ import triton.language as tl
 
 from asyncinfer.kernels.triton.launched import launched
 
-__all__ = ["gate", "gate_mul"]
+__all__ = ["gate", "gelu_mul", "silu_mul"]
 
 _BLOCK = 1024
 
 
-def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """`activation(gate) * up` of a packed `[tokens, 2 * size]`, gate first, rounded once."""
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """As the reference kernel, rounded once at the end."""
+    return _gated(gate_up, "silu")
+
+
+def gelu_mul(gate_up: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
+    """As the reference kernel, rounded once at the end."""
+    return _gated(gate_up, "gelu_tanh" if approximate == "tanh" else "gelu")
+
+
+def _gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """`activation(gate) * up` `[tokens, size]` of a packed `[tokens, 2 * size]`, gate first."""
     tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
         _gate_mul[(tokens, triton.cdiv(size, _BLOCK))](
-            gate_up,
-            out,
-            STRIDE=gate_up.stride(0),
-            SIZE=size,
-            BLOCK=_BLOCK,
-            ACTIVATION=activation,
-            num_warps=4,
-        )
+            gate_up, out,
+            STRIDE=gate_up.stride(0), SIZE=size, BLOCK=_BLOCK, ACTIVATION=activation, num_warps=4,
+        )  # fmt: skip
     return out
 
 
 @launched()
 def _gate_mul(
-    gate_up,
-    out,
-    STRIDE: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gate_up, out, STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -52,8 +56,8 @@ def _gate_mul(
 
 @triton.jit
 def gate(x, ACTIVATION: tl.constexpr):
-    """float32 "silu", "gelu" (by the error function) or "gelu_tanh" of `x`."""
-    # In pairs: Triton 3.2 chains no more than two `or` operands.
+    """float32 `x` after "silu", "gelu" (by the error function) or "gelu_tanh"."""
+    # Triton 3.2 compiles no more than two operands of one `or`.
     tl.static_assert((ACTIVATION == "silu" or ACTIVATION == "gelu") or ACTIVATION == "gelu_tanh")
     if ACTIVATION == "silu":
         return x * tl.sigmoid(x)

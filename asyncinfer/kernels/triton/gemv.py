@@ -1,8 +1,9 @@
-"""Matrix times few vectors: the weight is read once, in float32 on the ordinary cores.
+"""Matrix times few vectors (GEMV): the weight is read once and multiplied in float32.
 
-A program owns a few rows of the weight and walks their whole length. Its loads run `num_stages`
-ahead through shared memory, which is what keeps the memory busy; partial sums stay with the threads
-until the end. Nothing depends on the order in which programs run.
+Tensor cores are not used, since few vectors would not fill their instructions. A program computes
+the outputs of a few rows of the weight, over all inputs. Its loads run `num_stages` ahead through
+shared memory, which keeps the memory busy. Partial sums stay in the threads' registers until the
+end. The result does not depend on the order in which programs run.
 """
 
 from __future__ import annotations
@@ -19,83 +20,35 @@ __all__ = ["gemv", "gemv_block"]
 
 @launched()
 def gemv(
-    x,
-    weight,
-    scales,
-    offsets,
-    bias,
-    residual,
-    norm,
-    out,
-    eps,
-    X_STRIDE: tl.constexpr,
-    RESIDUAL_STRIDE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    CODE: tl.constexpr,
-    STAGES: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    x, weight, scales, offsets, bias, residual, norm, out, eps,
+    X_STRIDE: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, TOKENS: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr, CODE: tl.constexpr, STAGES: tl.constexpr, ACTIVATION: tl.constexpr,
     PLUS_ONE: tl.constexpr,
-):
+):  # fmt: skip
     """`gemv_block` for each block of the weight's rows. Grid `(blocks,)`."""
     gemv_block(
-        tl.program_id(0),
-        x,
-        weight,
-        scales,
-        offsets,
-        bias,
-        residual,
-        norm,
-        out,
-        eps,
-        X_STRIDE=X_STRIDE,
-        RESIDUAL_STRIDE=RESIDUAL_STRIDE,
-        TOKENS=TOKENS,
-        OUTPUTS=OUTPUTS,
-        INPUTS=INPUTS,
-        BLOCK_N=BLOCK_N,
-        BLOCK_K=BLOCK_K,
-        GROUP=GROUP,
-        CODE=CODE,
-        STAGES=STAGES,
-        ACTIVATION=ACTIVATION,
-        PLUS_ONE=PLUS_ONE,
-    )
+        tl.program_id(0), x, weight, scales, offsets, bias, residual, norm, out, eps,
+        X_STRIDE=X_STRIDE, RESIDUAL_STRIDE=RESIDUAL_STRIDE, TOKENS=TOKENS, OUTPUTS=OUTPUTS,
+        INPUTS=INPUTS, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, GROUP=GROUP, CODE=CODE, STAGES=STAGES,
+        ACTIVATION=ACTIVATION, PLUS_ONE=PLUS_ONE,
+    )  # fmt: skip
 
 
 @triton.jit
 def gemv_block(
-    block,
-    x,
-    weight,
-    scales,
-    offsets,
-    bias,
-    residual,
-    norm,
-    out,
-    eps,
-    X_STRIDE: tl.constexpr,
-    RESIDUAL_STRIDE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    CODE: tl.constexpr,
-    STAGES: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    block, x, weight, scales, offsets, bias, residual, norm, out, eps,
+    X_STRIDE: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, TOKENS: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr, CODE: tl.constexpr, STAGES: tl.constexpr, ACTIVATION: tl.constexpr,
     PLUS_ONE: tl.constexpr,
-):
-    """`TOKENS` (1 to 4) rows of `x`; `BLOCK_N` rows of the weight, or with an `ACTIVATION` half as
-    many of the gate and as many of the up part. With a `CODE`, `scales` and `offsets` of each
-    `GROUP` of a row; `GROUP` 0: a scale for the row, multiplied by its sum."""
+):  # fmt: skip
+    """`linear_small` of `TOKENS` (1 to 4) rows of `x` and the rows of the weight that `weight_rows`
+    gives to `block`.
+
+    With a `CODE` the weight is quantised: `scales` and `offsets` are those of each `GROUP` of a
+    row's inputs. With `GROUP` 0 each row has one scale, by which the row's sum is multiplied.
+    """
     columns = tl.arange(0, BLOCK_K)
     rows = weight_rows(block, OUTPUTS, BLOCK_N, ACTIVATION)
     weight = tile_pointers(weight, rows, INPUTS, BLOCK_K)
@@ -162,8 +115,9 @@ def gemv_block(
 
 @triton.jit
 def weight_rows(program, OUTPUTS: tl.constexpr, BLOCK_N: tl.constexpr, ACTIVATION: tl.constexpr):
-    """int32 `[BLOCK_N]`: the program's rows of the weight, rows beyond the end the last one. With
-    an `ACTIVATION`, first rows of the gate and then, of the same outputs, of the up part."""
+    """int32 `[BLOCK_N]`: the program's rows of the weight. A row beyond the end is the last one.
+    With an `ACTIVATION` the first half are rows of the gate, and the second half those of the up
+    part for the same outputs."""
     at = tl.arange(0, BLOCK_N)
     if ACTIVATION is None:
         return tl.minimum(program * BLOCK_N + at, OUTPUTS - 1)

@@ -1,9 +1,9 @@
-"""Rows sorted by expert times the matrices of their experts, on the tensor cores.
+"""Rows sorted by expert times the matrices of their experts, on the tensor cores (grouped GEMM).
 
-The rows of each expert are cut into tiles of their own. Only the device knows how many tiles
-that makes; the grid has as many as there can be at most, and a program finds its tile's expert in
-the list of ends. The weight is the first operand, as in the skinny GEMM: its rows fill an
-instruction even where an expert has a single token.
+The rows of each expert are cut into tiles. Only the device knows how many tiles there are, so the
+grid has the most that there can be. A program finds its tile's expert in the list of ends. The
+weight is the first operand, as in the skinny GEMM, since its rows fill an instruction even where an
+expert has a single token.
 """
 
 from __future__ import annotations
@@ -18,30 +18,18 @@ __all__ = ["grouped_gemm"]
 
 @launched(do_not_specialize=["tiles"])
 def grouped_gemm(
-    x,
-    weight,
-    scales,
-    offsets,
-    ends,
-    bias,
-    out,
-    tiles,
-    X_STRIDE: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    GROUP: tl.constexpr,
-    CODE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """At most `BLOCK_M` rows of `x`, all of one expert, and `BLOCK_N` rows of its weight. Grid
-    `tiles * blocks`, `TOGETHER` tiles and all blocks after one another, tiles first: programs that
-    run together share what they read in the L2 cache."""
+    x, weight, scales, offsets, ends, bias, out, tiles,
+    X_STRIDE: tl.constexpr, EXPERTS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    TOGETHER: tl.constexpr, GROUP: tl.constexpr, CODE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The product of at most `BLOCK_M` rows of `x`, all of one expert, and `BLOCK_N` rows of the
+    expert's weight.
+
+    The grid is `tiles * blocks`. It goes through `TOGETHER` tiles with each block of weight rows,
+    tile after tile, then through the next tiles, so that neighbouring programs find in the L2 cache
+    what they share.
+    """
     BLOCKS: tl.constexpr = (OUTPUTS + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
     first = program // (TOGETHER * BLOCKS) * TOGETHER
@@ -74,7 +62,7 @@ def grouped_gemm(
         scales += expert.to(tl.int64) * (OUTPUTS * GROUPS)
     if offsets is not None:
         offsets += expert.to(tl.int64) * (OUTPUTS * GROUPS)
-    # Rows beyond the last are read as the last; their sums are not stored.
+    # Rows beyond the last one are read as the last. Their sums are not stored.
     x += tl.minimum(tokens, stop - 1).to(tl.int64)[None, :] * X_STRIDE + columns[:, None]
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for start in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
@@ -85,7 +73,7 @@ def grouped_gemm(
             inputs = tl.load(x + start)
         else:
             inputs = tl.load(x + start, mask=(start + columns < INPUTS)[:, None], other=0)
-        # Numbers of 8 bits are exact in every dtype.
+        # Numbers of 8 bits are exact in every dtype of `x`.
         sums = tl.dot(part.to(inputs.dtype), inputs, sums, input_precision="ieee")
 
     if CODE is not None and GROUP == 0:

@@ -12,7 +12,8 @@ from asyncinfer.kernels.triton.weight_format import group_of, itemsize_of, reada
 
 __all__ = ["grouped_linear"]
 
-#: Up to so many rows each is a product of its own: one token, with as many experts as models take.
+#: The most rows that are multiplied one by one: those of one token, with as many experts as models
+#: choose for it.
 _GEMV_ROWS = 8
 #: Tiles of rows whose programs run together.
 _TOGETHER = 8
@@ -30,8 +31,8 @@ def grouped_linear(
 ) -> torch.Tensor:
     """As the reference kernel, rounded once at the end.
 
-    One launch, whose size depends on shapes only: the host need not know how many rows each expert
-    has. The order of a sum depends on shapes only, too.
+    The kernel is one launch. Its grid depends on shapes only, so that the host need not know how
+    many rows each expert has. The order of a sum depends on shapes only, too.
     """
     rows, inputs = x.shape
     experts, outputs, _ = weight.shape
@@ -68,7 +69,7 @@ def grouped_linear(
         )
         return out
     tokens, tiles = grouped_tiles(rows, experts, itemsize)
-    # Every expert in use may have one tile that is not full.
+    # Each expert that has rows may have one tile that is not full.
     used = min(experts, rows)
     most = used + (rows - used) // tokens
     grouped_gemm[(most * triton.cdiv(outputs, tiles.rows),)](

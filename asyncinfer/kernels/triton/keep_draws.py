@@ -1,4 +1,4 @@
-"""Writing the draws of a recorded step, in one launch."""
+"""Writes the drawn tokens of a recorded step, in one launch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _keep_draws(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program, so that no other one reads the turn after it was incremented."""
+    """One program does it all, so that no other program reads `turn` after its increment."""
     now = tl.load(turn)
     row = tl.arange(0, BLOCK)
     there = row < count

@@ -1,4 +1,4 @@
-"""`KVLayout`: one layer's paged KV cache, in a layout that the kernels can read."""
+"""`KVLayout`: one layer's paged KV cache, checked to be in the layout that the kernels read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ __all__ = ["KVLayout"]
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """`k`, `v` `[num_blocks, kv_heads, block_size, head_dim]` and their scales, if any, float32
-    `[num_blocks, kv_heads, block_size]`."""
+    """`k` and `v` `[num_blocks, kv_heads, block_size, head_dim]`, and of a quantised cache float32
+    scales `[num_blocks, kv_heads, block_size]`.
+
+    Raises `ValueError` for strides that the kernels do not read, and for fp8 on an older GPU.
+    """
 
     k: torch.Tensor
     v: torch.Tensor

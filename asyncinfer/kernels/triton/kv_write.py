@@ -1,4 +1,4 @@
-"""Writing the keys and values of a step's tokens into their pages."""
+"""Writes the keys and values of a step's tokens to their pages, in one launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kv_write(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
 ) -> None:
-    """As the reference kernel; `k` and `v` may have any strides, the same in both."""
+    """As the reference kernel. `k` and `v` may have any strides."""
     k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
     if k.stride() != v.stride():
         k, v = k.contiguous(), v.contiguous()
@@ -51,36 +51,25 @@ def kv_write(
 
 
 def head_tile(kv_heads: int, head_dim: int) -> tuple[int, int, int]:
-    """Heads and (padded) head dimension of one program's tile, about 1,024 elements, and warps."""
+    """Heads of one program's tile, its head dimension rounded up to a power of two, and its warps.
+    A tile has about 1,024 elements."""
     dim_block: int = triton.next_power_of_2(head_dim)
     heads_block: int = min(triton.next_power_of_2(kv_heads), max(1024 // dim_block, 1))
     return heads_block, dim_block, max(heads_block * dim_block // 256, 1)
 
 
 def storage_limit(dtype: torch.dtype) -> float:
-    """The largest value that a quantised cache of this dtype stores; 0 if it is not quantised."""
+    """The largest value that a quantised cache of this dtype stores, 0 for one that is not."""
     return {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}.get(dtype, 0.0)
 
 
 @launched(do_not_specialize_on_alignment=("slot_mapping",))
 def _kv_write(
-    k,
-    v,
-    k_cache,
-    v_cache,
-    k_scales,
-    v_scales,
-    slot_mapping,
-    STRIDE_TOKEN: tl.constexpr,
-    STRIDE_HEAD: tl.constexpr,
-    STRIDE_BLOCK: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEADS_BLOCK: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    LIMIT: tl.constexpr,
-):
+    k, v, k_cache, v_cache, k_scales, v_scales, slot_mapping,
+    STRIDE_TOKEN: tl.constexpr, STRIDE_HEAD: tl.constexpr, STRIDE_BLOCK: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     heads = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
@@ -103,23 +92,18 @@ def _kv_write(
 
 @triton.jit
 def store_heads(
-    values,
-    cache,
-    scales,
-    slot,
-    heads,
-    STRIDE_BLOCK: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    LIMIT: tl.constexpr,
-):
-    """Put float32 `values` `[heads, DIM_BLOCK]` of one token, zero beyond `HEAD_DIM`, at int64
-    `slot` of `cache` `[num_blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM]`, blocks `STRIDE_BLOCK` apart;
-    if `LIMIT` is not 0, divided by a scale that makes the largest of them `LIMIT`. A slot of -1
-    writes nothing."""
-    # int64 from here on: a large cache has more elements than int32 counts.
+    values, cache, scales, slot, heads,
+    STRIDE_BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, DIM_BLOCK: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
+    """Store float32 `values` `[heads, DIM_BLOCK]` of one token, zero beyond `HEAD_DIM`, at int64
+    `slot` of `cache`. A slot of -1 stores nothing.
+
+    `cache` is `[num_blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM]`, with `STRIDE_BLOCK` elements from one
+    block to the next. With a `LIMIT` above 0 each head is divided by a scale that makes its largest
+    absolute value `LIMIT`, and the scale goes to `scales`.
+    """
+    # Offsets are int64, since a large cache has more elements than int32 counts.
     block = slot // BLOCK_SIZE
     row = heads * BLOCK_SIZE + slot % BLOCK_SIZE
     there = (slot >= 0) & (heads < KV_HEADS)
@@ -129,7 +113,8 @@ def store_heads(
         tl.store(scales + block * (KV_HEADS * BLOCK_SIZE) + row, scale, mask=there)
         values = tl.div_rn(values, tl.broadcast_to(scale[:, None], values.shape))
     if LIMIT == 127.0:
-        # Adding 1.5 * 2^23 leaves no bits for a fraction: rounded to the nearest, ties to even.
+        # A float32 number near 1.5 * 2^23 has no bits for a fraction, so the sum is rounded to the
+        # nearest whole number, and ties to the even one.
         values = (values + 12582912.0) - 12582912.0
     columns = tl.arange(0, DIM_BLOCK)
     target = cache + block * STRIDE_BLOCK + row[:, None] * HEAD_DIM + columns[None, :]

@@ -16,12 +16,12 @@ __all__ = ["launched"]
 
 
 def launched(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator with the options of `triton.jit`. In a rehearsal a launch of the function is
-    handed on in place of being made."""
+    """A decorator with the options of `triton.jit`. In a rehearsal (`kernels/rehearsal.py`) the
+    function's launches are handed on in place of being made."""
 
     def made(function: Callable[..., Any]) -> Any:
         kernel = triton.jit(function, **options)
-        # Triton's interpreter has a class of its own.
+        # Triton's interpreter compiles nothing, and its kernels are of another class.
         return _Kernel(function, **options) if isinstance(kernel, JITFunction) else kernel
 
     return made
@@ -33,14 +33,15 @@ class _Kernel(JITFunction):  # type: ignore[misc]
         if take is None or warmup:
             return super().run(*args, grid=grid, warmup=warmup, **options)
         given = dict(zip(self.arg_names, args, strict=False)) | options
-        # To Triton a dtype stands for a tensor, at an address as torch's allocator gives them.
+        # Triton's warmup takes a dtype in place of a tensor. It assumes the alignment of addresses
+        # that torch's allocator gives.
         own = [_without_memory(given.pop(name)) for name in self.arg_names]
         key = (self.fn.__module__, self.fn.__qualname__, *self._compiled_for(own), repr(given))
         take(Launch(key, partial(self.warmup, *own, grid=(1,), **given)))
         return None
 
     def _compiled_for(self, values: Sequence[Any]) -> Iterator[str]:
-        """What of each argument the code depends on."""
+        """The part of each argument that the compiled code depends on."""
         for parameter, value in zip(self.params, values, strict=True):
             free = not parameter.is_constexpr
             if free and (isinstance(value, float) or parameter.do_not_specialize):

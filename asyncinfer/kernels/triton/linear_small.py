@@ -31,9 +31,9 @@ def linear_small(
 ) -> torch.Tensor:
     """As the reference kernel, rounded once at the end.
 
-    One launch. With more tokens than a GEMV takes, a norm is a launch of its own, since the inputs
-    then go from memory to the tensor cores unchanged. The order of a sum depends on the shapes
-    only, and on the number of tokens only by the buckets of `tiles_for`.
+    The kernel is one launch. With more tokens than a GEMV takes, the norm is another launch, since
+    inputs then go from memory to the tensor cores unchanged. The order of a sum depends on the
+    weight's shape, and on the number of tokens only by the buckets of `tiles_for`.
     """
     tokens, inputs = x.shape
     outputs = weight.shape[0]
@@ -53,29 +53,11 @@ def linear_small(
     residual_stride = 0 if residual is None else residual.stride(0)
     if tokens <= gemv_most:
         gemv[(blocks,)](
-            x,
-            weight,
-            scales,
-            offsets,
-            bias,
-            residual,
-            norm,
-            out,
-            eps,
-            X_STRIDE=x.stride(0),
-            RESIDUAL_STRIDE=residual_stride,
-            TOKENS=tokens,
-            OUTPUTS=outputs,
-            INPUTS=inputs,
-            BLOCK_N=tiles.rows,
-            BLOCK_K=tiles.depth,
-            GROUP=group,
-            CODE=code,
-            STAGES=tiles.stages,
-            ACTIVATION=activation,
-            PLUS_ONE=plus_one,
-            num_warps=tiles.warps,
-        )
+            x, weight, scales, offsets, bias, residual, norm, out, eps,
+            X_STRIDE=x.stride(0), RESIDUAL_STRIDE=residual_stride, TOKENS=tokens, OUTPUTS=outputs,
+            INPUTS=inputs, BLOCK_N=tiles.rows, BLOCK_K=tiles.depth, GROUP=group, CODE=code,
+            STAGES=tiles.stages, ACTIVATION=activation, PLUS_ONE=plus_one, num_warps=tiles.warps,
+        )  # fmt: skip
         return out
     block_m = max(16, triton.next_power_of_2(tokens))
     partials = None

@@ -1,4 +1,4 @@
-"""Low-rank adapters: two launches, whatever adapters the rows have."""
+"""Low-rank adapters (LoRA: Hu et al., 2021) in two launches, whatever adapters the rows have."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from asyncinfer.kernels.triton.lora_tiles import lora_down_tiles, lora_up_tiles
 
 __all__ = ["lora_add"]
 
-#: Up to so many rows each is a product of its own: those of a decode step.
+#: The most rows that are multiplied one by one: those of a decode step.
 _ROWS = 64
-#: Rows of a tile, above that.
+#: Rows of a tile, where there are more.
 _TILE = 32
 
 
@@ -26,8 +26,8 @@ def lora_add(
     *,
     sizes: tuple[int, ...],
 ) -> torch.Tensor:
-    """As the reference kernel. The sizes of both launches depend on shapes only, so that they can
-    be recorded; programs of rows without an adapter end at once."""
+    """As the reference kernel. The grids of both launches depend on shapes only, so that a CUDA
+    graph can record them. Programs of rows without an adapter end at once."""
     rows, inputs = x.shape
     if not rows:
         return y

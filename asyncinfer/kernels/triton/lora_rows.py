@@ -1,4 +1,4 @@
-"""Adapters of a few rows: each program computes for one row, with its own adapter."""
+"""Low-rank adapters of a few rows: each program computes for one row, with the row's adapter."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def lora_down_rows(
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`BLOCK_R` rows of the first matrix, times one row of `x`. Grid `(rows, blocks)`. Beyond the
-    slot's rank nothing is written."""
+    """`BLOCK_R` rows of `down` times one row of `x`, stored in float32 `inner`. Grid `(rows,
+    blocks)`. Nothing is stored beyond the rank of the slot's adapter."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot < 0:
@@ -66,7 +66,8 @@ def lora_up_rows(
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """`BLOCK_N` outputs of one projection, added to one row of `y`. Grid `(rows, blocks)`."""
+    """Add to one row of `y` the products of a row of `inner` with `up`, for `BLOCK_N` outputs of
+    one projection. Grid `(rows, blocks)`."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot < 0:
@@ -100,8 +101,9 @@ def part_of_block(
     THIRD: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The projection that the block belongs to, its first output in the layer, and how many outputs
-    of the projection are left from there on."""
+    """The projection that a block of outputs belongs to, the block's first output in the layer, and
+    how many outputs of the projection there are from that one on. A layer packs up to three
+    projections, of `FIRST`, `SECOND` and `THIRD` outputs."""
     ONE: tl.constexpr = (FIRST + BLOCK_N - 1) // BLOCK_N
     TWO: tl.constexpr = (SECOND + BLOCK_N - 1) // BLOCK_N
     part = (block >= ONE).to(tl.int32) + (block >= ONE + TWO).to(tl.int32)

@@ -1,5 +1,6 @@
-"""Adapters of many rows: each program computes for a tile of neighbouring rows, one adapter of the
-tile after the other. Neighbours are mostly tokens of one prompt, and so have the same adapter."""
+"""Low-rank adapters of many rows: each program computes for a tile of neighbouring rows, one
+adapter after the other. Neighbours mostly have the same adapter, since they are tokens of one
+prompt."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def lora_down_tiles(
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`BLOCK_R` rows of the first matrix, times `BLOCK_M` rows of `x`. Grid `(tiles, blocks)`."""
+    """`BLOCK_R` rows of `down` times `BLOCK_M` rows of `x`, stored in float32 `inner`. Grid
+    `(tiles, blocks)`."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     at = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     columns = tl.arange(0, BLOCK_K)
@@ -36,18 +38,18 @@ def lora_down_tiles(
     inner += m.to(tl.int64)[:, None] * RANKS + at[None, :]
     slot = tl.max(left, axis=0)
     while slot >= 0:
-        theirs = left == slot
+        same = left == slot
         there = at < tl.load(ranks + slot) * PARTS
         places = down + slot.to(tl.int64) * (RANKS * INPUTS)
         places += at.to(tl.int64)[None, :] * INPUTS + columns[:, None]
         total = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
         for start in tl.range(0, INPUTS, BLOCK_K):
             inside = start + columns < INPUTS
-            numbers = tl.load(x + start, mask=theirs[:, None] & inside[None, :], other=0.0)
+            numbers = tl.load(x + start, mask=same[:, None] & inside[None, :], other=0.0)
             tile = tl.load(places + start, mask=inside[:, None] & there[None, :], other=0.0)
             total = tl.dot(numbers, tile, total, input_precision="ieee")
-        tl.store(inner, total, mask=theirs[:, None] & there[None, :])
-        left = tl.where(theirs, -1, left)
+        tl.store(inner, total, mask=same[:, None] & there[None, :])
+        left = tl.where(same, -1, left)
         slot = tl.max(left, axis=0)
 
 
@@ -70,8 +72,8 @@ def lora_up_tiles(
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """`BLOCK_N` outputs of one projection, added to `BLOCK_M` rows of `y`. Grid `(tiles,
-    blocks)`."""
+    """Add to `BLOCK_M` rows of `y` the products of rows of `inner` with `up`, for `BLOCK_N` outputs
+    of one projection. Grid `(tiles, blocks)`."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     part, first, size = part_of_block(tl.program_id(1), FIRST, SECOND, THIRD, BLOCK_N)
     at = tl.arange(0, BLOCK_N)
@@ -81,20 +83,20 @@ def lora_up_tiles(
     y += m.to(tl.int64)[:, None] * Y_STRIDE + first + at[None, :]
     slot = tl.max(left, axis=0)
     while slot >= 0:
-        theirs = left == slot
+        same = left == slot
         rank = tl.load(ranks + slot)
-        whole = theirs[:, None] & there[None, :] & (rank > 0)
+        whole = same[:, None] & there[None, :] & (rank > 0)
         total = tl.load(y, mask=whole, other=0.0).to(tl.float32)
         for start in tl.range(0, rank, BLOCK_R):
             j = start + tl.arange(0, BLOCK_R)
             known = j < rank
             numbers = tl.load(
-                inner + j[None, :] * PARTS, mask=theirs[:, None] & known[None, :], other=0.0
+                inner + j[None, :] * PARTS, mask=same[:, None] & known[None, :], other=0.0
             )
             places = up + slot.to(tl.int64) * (RANK * OUTPUTS) + first
             places += j.to(tl.int64)[:, None] * OUTPUTS + at[None, :]
             tile = tl.load(places, mask=known[:, None] & there[None, :], other=0.0)
             total = tl.dot(numbers, tile.to(tl.float32), total, input_precision="tf32x3")
         tl.store(y, total.to(y.dtype.element_ty), mask=whole)
-        left = tl.where(theirs, -1, left)
+        left = tl.where(same, -1, left)
         slot = tl.max(left, axis=0)

@@ -37,22 +37,24 @@ def paged_attention(
     chunk: int | None = None,
     workspace: AttentionWorkspace | None = None,
 ) -> torch.Tensor:
-    """As the reference kernel; query tokens that belong to no row have an undefined result.
+    """As the reference kernel. Query tokens that belong to no row have an undefined result.
 
-    The first `decode_rows` rows, of at most `max_query_len` (1 to 8) query tokens each, go to the
-    decode kernel, which shares the keys of them all out over up to `parts` programs for each KV
-    head, of at least `chunk` keys where a row has them; the others to the prefill kernel. Either is
-    left out if it has no rows. Any row is right in either, but a long context is slow in the
-    second.
+    The first `decode_rows` rows go to the decode kernel, and have at most `max_query_len` (1 to 8)
+    query tokens each. For each KV head the decode kernel divides the keys of all its rows over up
+    to `parts` programs, of at least `chunk` keys where a row has so many. The other rows go to the
+    prefill kernel. A kernel without rows is not launched. Any row is right in either kernel, but
+    the prefill kernel is slow for a long context with few query tokens.
 
-    No launch depends on what the device's tensors hold, so a CUDA graph may be captured of it with
-    `parts` and a `workspace` given, and replayed for other lengths. Rows of length 0, which fill
-    up such a graph's batch, cost next to nothing.
+    No launch depends on what the device's tensors hold. So with `parts` and a `workspace` given a
+    CUDA graph may capture the launches, and replay them for other lengths. Rows of length 0 fill up
+    such a graph's batch, and cost next to nothing.
 
-    A row's result does not depend on the other rows, bit for bit, as long as
-    `(parts - decode_rows) * chunk` reaches the sum of their lengths, as it does by default if
-    `chunk` is given and `parts` is not. By default `chunk` is 128 and `parts` what fills a large
-    GPU. Raises `ValueError` where `parts` is not above `decode_rows`.
+    By default `chunk` is 128, and `parts` is what occupies a large GPU. A row's bits do not depend
+    on the other rows as long as `(parts - decode_rows) * chunk` is at least the sum of all rows'
+    lengths. The default of `parts` is so large where `chunk` is given.
+
+    Raises `ValueError` where `parts` is not above `decode_rows`, where the `workspace` is too
+    small, and for a cache that `KVLayout` refuses.
     """
     q = q if q.stride(2) == 1 else q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

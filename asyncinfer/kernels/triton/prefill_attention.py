@@ -1,4 +1,5 @@
-"""Attention of rows with many query tokens, such as chunks of prompts."""
+"""Attention of rows with many query tokens, such as chunks of prompts (FlashAttention-2: Dao,
+2023)."""
 
 from __future__ import annotations
 
@@ -28,17 +29,18 @@ def prefill_attention(
     softcap: float | None,
     first_row: int,
 ) -> None:
-    """Attend for the rows from `first_row` on into `out`.
+    """Attend for the rows from `first_row` on into `out`. The arguments are those of
+    `paged_attention`.
 
-    A program takes M queries of one row and one KV head: the heads that share it, token by token.
-    How many programs there are depends on shapes alone; each finds its row on the device, and those
-    too many end at once.
+    A program takes `M` queries of one row and one KV head, numbered as in `load_queries`. The
+    number of programs depends on shapes alone. Each program finds its row on the device, and
+    programs beyond the last row's end at once.
     """
     tokens, heads, head_dim = q.shape
     group = heads // kv.heads
     rows = seq_lens.shape[0] - first_row
     tiling = prefill_tiling(head_dim, q.dtype, kv.k.dtype, device_shared(q.device))
-    # A row of n queries times heads needs n / m programs, rounded up.
+    # A row of n queries needs n / tiling.m programs, rounded up.
     grid = (kv.heads, tokens * group // tiling.m + rows)
     _prefill_attention[grid](
         q, kv.k, kv.v, kv.k_scales, kv.v_scales, sinks, block_tables, seq_lens, query_starts, out,
@@ -65,7 +67,7 @@ def _prefill_attention(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0)
-    # The last queries first: they see the most keys, and so take longest.
+    # The last queries see the most keys and take longest, so their programs come first.
     program = tl.num_programs(1) - 1 - tl.program_id(1)
     query_starts += first_row
     row = _row_of(program, query_starts, rows, GROUP, M)
@@ -83,7 +85,7 @@ def _prefill_attention(
     )  # fmt: skip
     position = length - tokens + m // GROUP
     table = block_tables + (first_row + row).to(tl.int64) * table_stride
-    # The first query's position; from `open_end` on, keys that some queries do not see.
+    # The position of the program's first query. Every query sees the keys up to it.
     earliest = length - tokens + tile * M // GROUP
     end = tl.minimum(length - tokens + (tile * M + M - 1) // GROUP + 1, length)
     if WINDOW is None:
@@ -117,13 +119,14 @@ def _prefill_attention(
 
 @triton.jit
 def _first_program(row, tokens_before, GROUP: tl.constexpr, M: tl.constexpr):
-    """The number of a row's first program. A row has as many programs as it needs, or one more."""
+    """The number of a row's first program, where `tokens_before` query tokens are in rows before. A
+    row has as many programs as it needs, or one more."""
     return tokens_before * GROUP // M + row
 
 
 @triton.jit
 def _row_of(program, query_starts, rows, GROUP: tl.constexpr, M: tl.constexpr):
-    """The last row whose first program is not after `program`."""
+    """The row of a program: the last one whose first program is not after `program`."""
     first_token = tl.load(query_starts)
     begun = 0
     for start in range(0, rows, 128):

@@ -1,5 +1,5 @@
-"""The exponential variables of the race (`kernels/noise.py`): hashes of (seed, position, token
-id)."""
+"""The exponential variables by which a token is drawn: hashes of (seed, position, token id).
+`kernels/noise.py` says why, and has the same arithmetic in torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _HALF = tl.constexpr(-(2.0**-32))
 
 @triton.jit
 def race_keys(seed, position):
-    """Two uint32 for a row, the second odd, from its int64 seed and its position: the finaliser of
-    splitmix64."""
+    """The two uint32 keys of a row, the second one odd, from the row's int64 seed and its position,
+    by the finaliser of splitmix64 (Steele et al., 2014)."""
     x = seed.to(tl.uint64, bitcast=True)
     x += (position.to(tl.int64) + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
@@ -28,7 +28,7 @@ def race_keys(seed, position):
 def race(tokens, low, high):
     """Minus an exponential variable of rate 1, float32, for each of `tokens`."""
     x = tokens.to(tl.uint32)
-    # lowbias32, then one round keyed by both halves.
+    # lowbias32 (Wellons, 2018), then one round keyed by both of the row's keys.
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     x = x ^ (x >> 16)
@@ -40,7 +40,7 @@ def race(tokens, low, high):
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) for -1 < x < 0, corrected by the digits that 1 + x rounds away."""
+    """log(1 + x) for -1 < x < 0, corrected for the digits that 1 + x rounds away (Kahan)."""
     whole = 1.0 + x
     lost = whole - 1.0
     safe = tl.where(lost == 0.0, -1.0, lost)

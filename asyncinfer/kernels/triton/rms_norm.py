@@ -1,4 +1,4 @@
-"""Root mean square layer normalisation (Zhang and Sennrich, 2019), one program a token."""
+"""Root mean square layer normalisation (Zhang and Sennrich, 2019), one program for each row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["add_rms_norm", "normalised_row", "rms_norm", "row_warps"]
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False
 ) -> torch.Tensor:
-    """As the reference kernel; the rows of `x` may have any stride."""
+    """As the reference kernel. The rows of `x` may have any stride."""
     size = x.shape[-1]
     rows = x.reshape(-1, size)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
@@ -42,7 +42,7 @@ def add_rms_norm(
     *,
     plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference kernel; the rows of `x` and `residual` may have any stride."""
+    """As the reference kernel. The rows of `x` and `residual` may have any stride."""
     x, residual = (t if t.stride(1) == 1 else t.contiguous() for t in (x, residual))
     total, normed = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     tokens, size = x.shape
@@ -65,7 +65,8 @@ def add_rms_norm(
 
 
 def row_warps(size: int) -> int:
-    """Warps for a row that one program holds in registers: 16 elements a thread, then more."""
+    """Warps for a row of `size` elements, which one program holds in registers: 16 elements a
+    thread up to 8,192 elements, more above that."""
     block: int = triton.next_power_of_2(size)
     return min(max(block // 512, 1), 16)
 
@@ -108,9 +109,9 @@ def _add_rms_norm(
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     values = tl.load(x + row * STRIDE + columns, mask=inside, other=0.0).to(tl.float32)
-    beside = tl.load(residual + row * RESIDUAL_STRIDE + columns, mask=inside, other=0.0)
-    # What is normalised is what later layers add to.
-    rounded = (values + beside.to(tl.float32)).to(total.dtype.element_ty)
+    added = tl.load(residual + row * RESIDUAL_STRIDE + columns, mask=inside, other=0.0)
+    # The rounded sum is normalised, since later layers get it rounded.
+    rounded = (values + added.to(tl.float32)).to(total.dtype.element_ty)
     tl.store(total + row * SIZE + columns, rounded, mask=inside)
     factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     result = normalised_row(rounded.to(tl.float32), factors, eps, SIZE, PLUS_ONE)
@@ -119,7 +120,7 @@ def _add_rms_norm(
 
 @triton.jit
 def normalised_row(values, factors, eps, SIZE: tl.constexpr, PLUS_ONE: tl.constexpr):
-    """float32 `values` along the last axis, zero beyond `SIZE`, over their root mean square."""
+    """float32 `values` `[n]`, zero beyond `SIZE`, over their root mean square, times `factors`."""
     if PLUS_ONE:
         factors += 1.0
     return values * tl.rsqrt(tl.sum(values * values, axis=0) / SIZE + eps) * factors

@@ -1,8 +1,8 @@
 """Rotary position embedding (Su et al., 2021), the half-split form of GPT-NeoX and Llama.
 
-The angles come as cosines and sines in float32, computed once a step for all layers: in a kernel
-they would cost an exact sine of large arguments for every head, and what is read instead stays in
-the L2 cache.
+The angles come as cosines and sines in float32, which are computed once a step for all layers. A
+kernel would have to compute exact sines of large arguments for every head. What it reads instead
+stays in the L2 cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["rope", "rotated_heads"]
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """As the reference kernel; heads and tokens of `x` may have any stride."""
+    """As the reference kernel. Heads and tokens of `x` may have any stride."""
     x = x if x.stride(2) == 1 else x.contiguous()
     tokens, heads, head_dim = x.shape
     out = torch.empty((tokens, heads, head_dim), dtype=x.dtype, device=x.device)
@@ -43,17 +43,9 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 @launched()
 def _rope(
-    x,
-    cos,
-    sin,
-    out,
-    STRIDE_TOKEN: tl.constexpr,
-    STRIDE_HEAD: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEADS_BLOCK: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-):
+    x, cos, sin, out, STRIDE_TOKEN: tl.constexpr, STRIDE_HEAD: tl.constexpr, HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEADS_BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
     turned = rotated_heads(
@@ -68,22 +60,16 @@ def _rope(
 
 @triton.jit
 def rotated_heads(
-    x,
-    cos,
-    sin,
-    norm,
-    eps,
-    heads,
-    there,
-    STRIDE_HEAD: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROTARY_DIM: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    PLUS_ONE: tl.constexpr,
-):
-    """float32 `[heads, DIM_BLOCK]` of one token's heads at `x`, where `there`: normalised if `norm`
-    is given, then the first `ROTARY_DIM` elements rotated. Each element is read beside its partner
-    in the pair, from the L1 cache, rather than moved between threads."""
+    x, cos, sin, norm, eps, heads, there,
+    STRIDE_HEAD: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr, PLUS_ONE: tl.constexpr,
+):  # fmt: skip
+    """float32 `[heads, DIM_BLOCK]`: the heads of one token, zero unless `there`.
+
+    Heads are read from `x`, normalised if there is a `norm`, and rotated in their first
+    `ROTARY_DIM` elements. Each thread also reads the partner of its element in the pair. Reading
+    that from the L1 cache takes less time than an exchange between threads.
+    """
     columns = tl.arange(0, DIM_BLOCK)
     partners = (columns + ROTARY_DIM // 2) % ROTARY_DIM
     inside = there[:, None] & (columns < HEAD_DIM)[None, :]

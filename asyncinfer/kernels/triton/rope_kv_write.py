@@ -1,6 +1,5 @@
-"""What lies between the packed projection and attention, in one launch: qk-norm, rope, the write
-to the pages. A program has a few heads of one token.
-"""
+"""The work between the packed projection and attention in one launch: qk-norm, rotary position
+embedding, and the write of keys and values to their pages."""
 
 from __future__ import annotations
 
@@ -30,7 +29,8 @@ def rope_kv_write(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As the reference kernel; rounded once, at the end."""
+    """As the reference kernel, rounded once at the end. A program computes a few heads of one
+    token."""
     qkv = qkv if qkv.stride(2) == 1 else qkv.contiguous()
     tokens, packed, head_dim = qkv.shape
     kv_heads = k_cache.shape[1]

@@ -1,7 +1,8 @@
 """One token per row: temperature, top-k, top-p, min-p, and a draw that depends on its keys only.
 
-A row is read in blocks by many programs: once for its largest logit and its sum of exponentials,
-once for the race. Between the two, rows that truncate search for their cut (`sample_cut.py`).
+The draw is Gumbel-max by exponential variables, called the race (`kernels/noise.py`). Many programs
+read a row, each a part of it: once for the row's largest logit and its sum of exponentials, once
+for the race. Between the two, rows with top-k or top-p search for their cut (`sample_cut.py`).
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def sample(
     top_p: torch.Tensor | None = None,
     min_p: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As the reference kernel, up to rounding. Weights and their sums are float32: a token within
-    about 1e-6 of top-p's mass may be kept or cut differently, and of two tokens whose race
-    variables are that close the other may win. Top-k and ties are exact."""
+    """As the reference kernel, up to rounding. Weights and their sums are float32. So a token
+    within about 1e-6 of top-p's mass may be kept or cut differently. Of two tokens whose quotients
+    in the race are that close, the other may win. Top-k and ties are exact."""
     rows, vocab = logits.shape
     device = logits.device
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
@@ -40,11 +41,12 @@ def sample(
     if not rows:
         return tokens, peak, logprobs
     if logits.storage_offset() * logits.itemsize % 16:
-        # A GPU's threads share a row by how it is aligned, which decides the order of its sums.
+        # How a row is divided among threads depends on its alignment. The division decides the
+        # order of sums, which must be the same in every batch.
         logits = logits.clone()
     splits = triton.cdiv(vocab, PART)
-    # Of each part of each row: its largest logit, its sum of exponentials, its best in the race;
-    # and which tokens are the largest and the best.
+    # For each part of each row: its largest logit, its sum of exponentials, and the least quotient
+    # of the race. `places` holds the tokens of the first and the last of these.
     figures = torch.empty((3, rows, splits), dtype=torch.float32, device=device)
     places = torch.empty((2, rows, splits), dtype=torch.int32, device=device)
     shape = {
@@ -94,7 +96,7 @@ def _survey(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest logit of a part of a row, where it is, and the part's sum of exponentials."""
+    """Write the largest logit of a part of a row, its token, and the part's sum of exponentials."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = split * BLOCK + tl.arange(0, BLOCK)
     inside = columns < VOCAB
@@ -133,7 +135,7 @@ def _draw(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The token that wins the race in a part of a row, and its race variable."""
+    """Write the token that wins the race in a part of a row, and its quotient."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     if temperature > 0.0:
@@ -150,7 +152,7 @@ def _draw(
             kept = kept & (scores >= tl.log(tl.load(min_p + row)))
         weights = tl.exp(tl.maximum(scores, _NEVER))
         low, high = race_keys(tl.load(seeds + row), tl.load(positions + row))
-        # A token that was cut gets 0 and loses, for all others are below 0.
+        # A token that was cut gets 0. It loses, since the quotients of all others are below 0.
         arrival = tl.where(kept, tl.div_rn(weights, race(columns, low, high)), 0.0)
         arrival = tl.where(inside, arrival, 1.0)
         best, at = tl.min(arrival, axis=0, return_indices=True, return_indices_tie_break_left=True)
@@ -177,7 +179,7 @@ def _settle(
     SPLITS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Join the parts of a row: its token, its largest logit and the token's logprob."""
+    """Join the parts of a row, and write its token, its largest logit and the token's logprob."""
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, PARTS)
     there = parts < SPLITS
@@ -186,7 +188,7 @@ def _settle(
     every = rows.to(tl.int64) * SPLITS
     totals = tl.load(figures + every + row * SPLITS + parts, mask=there, other=0.0)
     total = tl.sum(tl.where(totals > 0.0, totals * tl.exp(best - base), 0.0), axis=0)
-    # Of a row that is not greedy the race's figures take the place of the logits'.
+    # A greedy row takes the token of its largest logit, any other row the token that won the race.
     _, part = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
     chosen = row * SPLITS + part
     if temperatures is not None:  # noqa: SIM102 (else there is nothing to load from)
@@ -196,7 +198,7 @@ def _settle(
                 arrival, axis=0, return_indices=True, return_indices_tie_break_left=True
             )
             chosen = every + row * SPLITS + part
-    # The place is arbitrary where logits are not finite.
+    # The token is arbitrary where logits are not finite, but must be one of the vocabulary.
     token = tl.minimum(tl.maximum(tl.load(places + chosen), 0), VOCAB - 1)
     logit = tl.load(logits + row * STRIDE + token).to(tl.float32)
     tl.store(tokens + row, token.to(tl.int64))

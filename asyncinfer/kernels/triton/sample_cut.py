@@ -1,9 +1,10 @@
 """The cut of top-k and of top-p: how far below the largest logit a kept token may lie.
 
-Many programs read a row: up to three times to count what lies within eight distances, each time of
-a smaller interval that holds the cut, once more to copy the few tokens in it side by side. One
-program searches among those. Where they are still too many, as where thousands tie, it searches the
-row itself, from that interval on.
+A token's distance is the difference between the row's largest logit and its own. Many programs read
+a row. Up to three times they count the tokens within eight distances, which narrows the interval of
+distances that holds the cut. Then they copy the tokens of the interval side by side. One program
+searches the copy. Where the interval holds too many tokens, as where thousands tie, the program
+searches the row itself within the interval.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from asyncinfer.kernels.triton.sample_tally import DISTANCES, STATE, asked_of, r
 
 __all__ = ["PART", "cut_state", "find_cuts"]
 
-#: Most tokens of a row that are copied, and those that a search reads in a turn.
+#: The most tokens of a row that are copied, and the tokens that a search reads at a time.
 _CANDIDATES: Final = 8192
 _TURN: Final = 4096
-#: How often an interval is parted in seven before it is searched.
+#: How many times an interval is divided by seven before it is searched.
 _TALLIES: Final = 3
-#: Tokens of a program that reads a part of a row.
+#: Tokens of a part of a row, which one program reads.
 PART: Final = 2048
 
 
 def cut_state(rows: int, vocab: int, device: torch.device) -> torch.Tensor | None:
-    """What the programs of a row tell each other; the first of its words has to be zero. None: a
-    vocabulary so small that one program reads it at once."""
+    """int32 `[rows, STATE]`, by which the programs of a row pass on what they found. The first word
+    of a row must be zero. None: the vocabulary is so small that one program searches it."""
     if vocab <= _CANDIDATES:
         return None
     return torch.empty((rows, STATE.value), dtype=torch.int32, device=device)
@@ -45,8 +46,11 @@ def find_cuts(
     top_p: torch.Tensor | None,
     state: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Float32 `[rows]`: the largest distance from its largest logit that a row keeps, infinity
-    where it keeps all. `figures` begin with the largest logit of each part of each row."""
+    """float32 `[rows]`: the largest distance that a row keeps, infinity where the row keeps all.
+
+    `figures` float32 `[any, rows, parts]` begin with the largest logit of each part of each row.
+    The other arguments are those of `sample`, and `cut_state`.
+    """
     rows, vocab = logits.shape
     device = logits.device
     splits = triton.cdiv(vocab, PART)
@@ -91,7 +95,7 @@ def _copy(
     CANDIDATES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy what lies in a row's interval side by side, in its order, if there is room."""
+    """Copy the tokens of a row's interval side by side, in their order, if there is room."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     _, peak = row_peak(figures, row, SPLITS, PARTS)
     _, _, cut = asked_of(tl.load(temperatures + row), peak, top_k, top_p, row, VOCAB)
@@ -134,7 +138,7 @@ def _cut(
     CANDIDATES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Search a row's copies, or else the row, for what top-k keeps, and in that for top-p's."""
+    """Search a row's copy, or else the row, for the cut of top-k, and within it for top-p's."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperatures + row)
     _, peak = row_peak(figures, row, SPLITS, PARTS)
@@ -144,7 +148,7 @@ def _cut(
         source = logits + row * STRIDE
         tokens, readable = VOCAB, VOCAB
         low, high = tl.full((), -1, tl.int32), limit
-        # What lies below the interval is no longer there to be counted.
+        # A copy lacks the tokens below the interval, whose number or weight is `below`.
         below, total = 0.0, 0.0
         if state is not None:
             own = state + row * STATE

@@ -1,4 +1,4 @@
-"""The cut of top-k and of top-p among tokens that lie side by side, found by search: no sort."""
+"""The cut of top-k and of top-p among a row's tokens, found by a search in place of a sort."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ALL", "closed", "distances_of", "find_cut", "mass_within", "slope_of
 
 #: The bits of infinity: those of positive floats are in the order of their values.
 ALL = tl.constexpr(0x7F800000)
-#: Bits that stand for no token. They lie above those of every distance.
+#: Bits that stand for no token. They are above those of every distance.
 _NONE = tl.constexpr(0x7FFFFFFF)
 
 
@@ -26,13 +26,14 @@ def find_cut(
     BLOCK: tl.constexpr,
     BY_MASS: tl.constexpr,
 ):
-    """Bits of the largest distance from `peak` that is kept, of the `tokens` logits at `source`.
+    """The bits of the largest distance from `peak` that is kept, among `tokens` logits at `source`.
 
-    That is the smallest distance within which lie `goal` tokens, or with `BY_MASS` the weight
-    `goal`, and whatever is as far once it is divided by `temperature`. Within `low` (bits; -1 is
-    less than any distance) lie too few, within `high` enough. `source` may be read up to
-    `readable`. Each turn reads the logits once, and takes of the interval that holds the answer one
-    of four parts, shrunk to where tokens are.
+    That is the smallest distance within which there are `goal` tokens, or with `BY_MASS` tokens of
+    weight `goal`. Distances that division by `temperature` makes equal to it are kept, too. Within
+    `low` there are too few tokens, and within `high` enough. Both are bits of distances, and -1 is
+    less than any. `source` may be read up to `readable`. Each turn of the loop reads the logits
+    once. It divides the interval from `low` to `high` into four parts, keeps the part that holds
+    the cut, and shrinks it to the tokens in it.
     """
     slope = slope_of(temperature)
     while high - low > 1:
@@ -66,7 +67,8 @@ def find_cut(
 
 @triton.jit
 def mass_within(source, tokens, readable, peak, temperature, limit, BLOCK: tl.constexpr):
-    """The weight of the tokens whose distance from `peak` has bits of at most `limit`."""
+    """The weight of the tokens whose distance from `peak` has bits of at most `limit`. The other
+    arguments are those of `find_cut`."""
     slope = slope_of(temperature)
     sums = tl.zeros((BLOCK,), tl.float32)
     for start in tl.range(0, tokens, BLOCK, num_stages=3):
@@ -77,8 +79,8 @@ def mass_within(source, tokens, readable, peak, temperature, limit, BLOCK: tl.co
 
 @triton.jit
 def closed(distance, temperature):
-    """The largest of the distances (bits) that are as far as this one once they are divided:
-    division can make up to three neighbours equal."""
+    """The bits of the largest distance that division by `temperature` makes equal to `distance`
+    (bits). Division can make up to three neighbours equal."""
     scaled = tl.div_rn(distance.to(tl.float32, bitcast=True), temperature)
     for _ in tl.static_range(3):
         beyond = (distance + 1).to(tl.float32, bitcast=True)
@@ -88,22 +90,24 @@ def closed(distance, temperature):
 
 @triton.jit
 def slope_of(temperature):
-    """A token's weight is 2 to the power of its distance times this."""
+    """The factor of a distance in the exponent of its token's weight, which is to base 2."""
     return tl.div_rn(-1.4426950408889634 + tl.zeros_like(temperature), temperature)
 
 
 @triton.jit
 def distances_of(values, peak, there):
-    """Bits of the distances from `peak`, and beyond all others where no token is `there`."""
+    """The distances of logits `values` from `peak`, and their bits, which are above all others
+    unless a token is `there`."""
     below = peak - values.to(tl.float32)
     return below, tl.where(there, below.to(tl.int32, bitcast=True), _NONE)
 
 
 @triton.jit
 def _turn(source, start, tokens, readable, peak, slope, BLOCK: tl.constexpr, BY_MASS: tl.constexpr):
-    """Bits of a block's distances, and what each token adds to the sum."""
+    """The bits of a block's distances, and what each token adds to the count or the weight."""
     columns = start + tl.arange(0, BLOCK)
-    # Rounded bounds leave whole vectors to load; what lies between them and `tokens` is no token.
+    # `readable` is a multiple of a vector, so that loads are whole vectors. Columns from `tokens`
+    # on hold no token.
     values = tl.load(source + columns, mask=columns < readable, other=float("-inf"))
     below, bits = distances_of(values, peak, columns < tokens)
     if BY_MASS:

@@ -1,5 +1,5 @@
-"""How many tokens of a row, and which share of their weight, lie within eight distances from its
-largest logit: counted by many programs, of which the last one that ends draws the conclusion."""
+"""How many tokens of a row, and how much of their weight, are within eight distances of its largest
+logit. Many programs count, and the last one to end narrows the interval that holds the cut."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from asyncinfer.kernels.triton.sample_search import ALL, closed, distances_of, s
 
 __all__ = ["DISTANCES", "STATE", "asked_of", "row_peak", "tally"]
 
-#: The first is the lower end of the interval that is parted, the last its upper end.
+#: How many distances are counted at. The first is the lower end of the interval that is divided,
+#: and the last its upper end.
 DISTANCES = tl.constexpr(8)
-#: int32 of a row: programs that have arrived; the interval's ends; the numbers of both among the
-#: distances; how many tokens lie in it; how much lies below it, and all of the weight (float32).
+#: int32 words of a row's state:
+#: 0: programs that have arrived.
+#: 1, 2: the interval's lower and upper end, as bits.
+#: 3, 4: the numbers of both ends among the distances.
+#: 5: tokens in the interval.
+#: 6, 7: as float32, the tokens or the weight below the interval, and the weight of the whole row.
 STATE = tl.constexpr(8)
 
 
 @triton.jit
 def row_peak(figures, row, SPLITS: tl.constexpr, PARTS: tl.constexpr):
-    """The parts' largest logits, and the row's: NaN if any is."""
+    """The largest logits of a row's parts `[PARTS]`, and the row's, NaN if any logit is."""
     parts = tl.arange(0, PARTS)
     best = tl.load(figures + row * SPLITS + parts, mask=parts < SPLITS, other=float("-inf"))
     spoilt = tl.max((best != best).to(tl.int32), axis=0) > 0
@@ -29,8 +34,11 @@ def row_peak(figures, row, SPLITS: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def asked_of(temperature, peak, top_k, top_p, row, VOCAB: tl.constexpr):
-    """How many tokens a row keeps, 0 where top-k keeps all; the share of their weight, 1 where
-    top-p does; and whether it has a cut: a greedy row needs none, one that is not finite has none.
+    """What a row asks for: how many tokens top-k keeps, which share of their weight top-p keeps,
+    and whether the row has a cut at all.
+
+    The count is 0 where top-k keeps all, and the share 1 where top-p does. A greedy row needs no
+    cut, and a row whose largest logit is not finite has none.
     """
     count, share = tl.full((), 0, tl.int32), tl.full((), 1.0, tl.float32)
     if top_k is not None:
@@ -60,10 +68,12 @@ def tally(
     FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Count a part of a row; the last program of a row writes which interval holds its cut.
+    """Count a part of a row. The last program of a row writes to `state` which interval holds the
+    row's cut.
 
-    `counts` and `masses` are `[rows, DISTANCES, SPLITS]`. Unless `FIRST`, the interval in `state`
-    is parted once more, where it holds more than `CANDIDATES` tokens.
+    `counts` int32 and `masses` float32 are `[rows, DISTANCES, SPLITS]`. With `FIRST` the interval
+    is the whole row. Else the interval in `state` is divided again where it holds more than
+    `CANDIDATES` tokens.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + row)
@@ -76,7 +86,8 @@ def tally(
         low, high = tl.full((), -1, tl.int32), tl.full((), ALL, tl.int32)
         unit = _unit(best, peak, temperature, count)
     else:
-        # A row that asks for both needs all tokens that top-k keeps: its interval has no lower end.
+        # A row that asks for top-k and top-p needs all tokens that top-k keeps, so its interval
+        # begins at the largest logit and cannot be narrowed from below.
         if (tl.load(own + 5) <= CANDIDATES) | ((count > 0) & (share < 1.0)):
             return
         low, high, unit = tl.load(own + 1), tl.load(own + 2), temperature
@@ -129,8 +140,8 @@ def tally(
 
 @triton.jit
 def _unit(best, peak, temperature, count):
-    """What the first distances are multiples of. Top-k's is how far the parts' largest logits lie
-    below the row's on average: about half as many tokens as there are parts lie within."""
+    """The unit of the first distances. Top-p's is the temperature. Top-k's is the mean distance of
+    the parts' largest logits: about half as many tokens as there are parts are within it."""
     finite = best > float("-inf")
     total = tl.sum(tl.where(finite, peak - best, 0.0), axis=0)
     return tl.where(count > 0, total / tl.sum(finite.to(tl.float32), axis=0), temperature)
@@ -138,17 +149,17 @@ def _unit(best, peak, temperature, count):
 
 @triton.jit
 def _distance(number, low, high, unit, temperature, count, FIRST: tl.constexpr):
-    """Bits of the distances of these numbers."""
+    """The bits of the distances with these numbers, from 0 to `DISTANCES - 1`."""
     step = number.to(tl.float32)
     if FIRST:
         between = unit * tl.where(count > 0, 0.4 + 0.2 * step, 2.0 * step)
     else:
         near = tl.maximum(low, 0).to(tl.float32, bitcast=True)
         far = high.to(tl.float32, bitcast=True)
-        # Of an interval without an upper end the parts grow.
+        # An interval without an upper end cannot be divided evenly, so distances grow.
         bounded = near + (far - near) * (step * (1.0 / 7.0))
         between = tl.where(high == ALL, near * (1.0 + step), bounded)
     bits = closed(between.to(tl.int32, bitcast=True), temperature)
-    # Rounding must leave them in order.
+    # Rounding must not put a distance outside the interval.
     bits = tl.minimum(tl.maximum(bits, low), high)
     return tl.where(number == 0, low, tl.where(number == DISTANCES - 1, high, bits))

@@ -1,9 +1,9 @@
-"""Matrix times a few dozen vectors, on the tensor cores, with the weight as the first operand: its
-rows fill the 64 rows of an instruction, which so few tokens could not.
+"""Matrix times a few dozen vectors, on the tensor cores (skinny GEMM).
 
-Where the weight has too few rows to occupy every multiprocessor, several programs share each block
-of rows, a stretch of the inputs each. The last of them to arrive adds up their partial sums, always
-in the same order.
+The weight is the first operand, since its rows fill the 64 rows of an instruction. So few tokens
+would not. Where the weight has too few rows to occupy every multiprocessor, several programs share
+each block of rows, and each takes a stretch of the inputs (split-K). The last of them to arrive
+adds up their partial sums, always in the same order.
 """
 
 from __future__ import annotations
@@ -20,33 +20,16 @@ __all__ = ["skinny_gemm"]
 
 @launched(do_not_specialize=["tokens"])
 def skinny_gemm(
-    x,
-    weight,
-    scales,
-    offsets,
-    bias,
-    residual,
-    out,
-    partials,
-    arrivals,
-    tokens,
-    X_STRIDE: tl.constexpr,
-    RESIDUAL_STRIDE: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    CODE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    STAGES: tl.constexpr,
+    x, weight, scales, offsets, bias, residual, out, partials, arrivals, tokens,
+    X_STRIDE: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr, OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr, CODE: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
-):
-    """`tokens` (at most `BLOCK_M`) rows of `x`; `BLOCK_N` rows of the weight, or with an
-    `ACTIVATION` half as many of the gate and as many of the up part. With a `CODE`, `scales` and
-    `offsets` of each `GROUP` of a row; `GROUP` 0: a scale for the row, multiplied by its sum. Grid
-    `(blocks, SPLITS)`."""
+):  # fmt: skip
+    """`linear_small` of `tokens` rows of `x`, at most `BLOCK_M`, and the rows of the weight that
+    `weight_rows` gives to a block. Grid `(blocks, SPLITS)`. `GROUP` and `CODE` are as in
+    `gemv_block`.
+    """
     STRETCH: tl.constexpr = (INPUTS + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     block = tl.program_id(0)
     begin = tl.program_id(1) * STRETCH
@@ -54,7 +37,7 @@ def skinny_gemm(
     token = tl.arange(0, BLOCK_M)
     rows = weight_rows(block, OUTPUTS, BLOCK_N, ACTIVATION)
     weight = tile_pointers(weight, rows, INPUTS, BLOCK_K)
-    # Tokens beyond the last are read as the last; their sums are not stored.
+    # Tokens beyond the last one are read as the last. Their sums are not stored.
     x += tl.minimum(token, tokens - 1)[None, :] * X_STRIDE + columns[:, None]
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for start in tl.range(begin, tl.minimum(begin + STRETCH, INPUTS), BLOCK_K, num_stages=STAGES):
@@ -65,7 +48,7 @@ def skinny_gemm(
             inputs = tl.load(x + start)
         else:
             inputs = tl.load(x + start, mask=(start + columns < INPUTS)[:, None], other=0.0)
-        # Numbers of 8 bits are exact in every dtype.
+        # Numbers of 8 bits are exact in every dtype of `x`.
         sums = tl.dot(tile.to(inputs.dtype), inputs, sums, input_precision="ieee")
 
     if SPLITS > 1:

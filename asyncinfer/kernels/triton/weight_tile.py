@@ -1,4 +1,4 @@
-"""Tiles of a weight in the format that it is stored in, as the numbers that it stands for."""
+"""Tiles of a quantised weight, decoded from the format in which the weight is stored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 __all__ = ["row_factors", "tile_pointers", "weight_tile"]
 
-#: The values of "iq4", bytes with a sign, four to a word.
+#: The values of the code "iq4" as signed bytes, four in a word.
 _IQ4_0, _IQ4_4, _IQ4_8, _IQ4_12 = (
     tl.constexpr(int.from_bytes(bytes(value & 255 for value in values), "little", signed=True))
     for values in (
@@ -21,8 +21,8 @@ _IQ4_0, _IQ4_4, _IQ4_8, _IQ4_12 = (
 
 @triton.jit
 def tile_pointers(weight, rows, INPUTS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """To `rows` `[n]` of the weight, the first `BLOCK_K` inputs of each. A uint8 holds two of
-    them."""
+    """Pointers to the first `BLOCK_K` inputs of each of the weight's `rows` `[n]`. A uint8 holds
+    two inputs."""
     HELD: tl.constexpr = 2 if weight.dtype.element_ty == tl.uint8 else 1
     columns = tl.arange(0, BLOCK_K // HELD)
     return weight + rows.to(tl.int64)[:, None] * (INPUTS // HELD) + columns[None, :]
@@ -41,11 +41,13 @@ def weight_tile(
     GROUP: tl.constexpr,
     CODE: tl.constexpr,
 ):
-    """Inputs `start .. start + BLOCK_K - 1` of the rows that `tile_pointers` points to; beyond the
-    last input any finite number, as the inputs are 0 there.
+    """`[BLOCK_N, BLOCK_K]`: inputs `start .. start + BLOCK_K - 1` of the rows that `tile_pointers`
+    points to.
 
-    Without a `CODE` as stored. With one and a `GROUP` float32, by the scale and offset of each
-    `GROUP` of inputs; with `GROUP` 0 before the multiplication by `row_factors`."""
+    Beyond the last input the tile has any finite numbers, since `x` is 0 there. Without a `CODE`
+    numbers are as they are stored. With a `CODE` and a `GROUP` they are float32, with the scale and
+    offset of each `GROUP` of inputs. With `GROUP` 0 they lack the factors of `row_factors`.
+    """
     HELD: tl.constexpr = 2 if pointers.dtype.element_ty == tl.uint8 else 1
     at = start // HELD
     if INPUTS % BLOCK_K == 0:
@@ -68,7 +70,7 @@ def weight_tile(
 
 @triton.jit
 def row_factors(scales, rows, CODE: tl.constexpr):
-    """float32, for each row: what its sum is multiplied by where it is a single group."""
+    """float32 `[n]`: the factor of each row's sum, where the row's inputs are a single group."""
     return factors(tl.load(scales + rows), CODE)
 
 
@@ -83,8 +85,8 @@ def of_groups(
     GROUP: tl.constexpr,
     CODE: tl.constexpr,
 ):
-    """float32 `[BLOCK_N, BLOCK_K]`, or `[BLOCK_N, 1]` if the inputs are all of one group: what each
-    row's groups have, 0 beyond the last group."""
+    """The scales or offsets `values` of a tile's inputs, 0 beyond the last group. float32
+    `[BLOCK_N, BLOCK_K]`, or `[BLOCK_N, 1]` where all inputs of the tile are in one group."""
     if GROUP >= BLOCK_K or GROUPS == 1:
         spread = factors(tl.load(values + rows * GROUPS + start // GROUP), CODE)[:, None]
     else:
@@ -99,7 +101,8 @@ def of_groups(
 
 @triton.jit
 def factors(values, CODE: tl.constexpr):
-    """float32 scales of what `decoded` gives. A uint8 is a power of two, biased by 127."""
+    """Scales in float32, times the power of two that the results of `decoded` lack. A uint8 is the
+    exponent of a power of two, biased by 127."""
     UNIT: tl.constexpr = 16384.0 if CODE == "e2m1" else (256.0 if CODE == "e4m3" else 1.0)
     if values.dtype == tl.uint8:
         found = (values.to(tl.uint32) << 23).to(tl.float32, bitcast=True)
@@ -110,19 +113,24 @@ def factors(values, CODE: tl.constexpr):
 
 @triton.jit
 def decoded(codes, CODE: tl.constexpr):
-    """What codes (uint8) stand for, but for a factor that `factors` knows. Of 4 bits, "int4": 0 to
-    15. "e2m1": the floats of MXFP4, a sign, two bits of exponent and one of mantissa (OCP MX
-    specification 1.0, 5.3.3). "iq4": a table. Of 8 bits, "e4m3": a sign, four bits of exponent and
-    three of mantissa, no NaN."""
+    """The float32 numbers that uint8 `codes` stand for, without the power of two of `factors`.
+
+    - "int4": whole numbers from 0 to 15.
+    - "e2m1": the floats of MXFP4, with a sign, two bits of exponent and one of mantissa (OCP MX
+      specification 1.0, 5.3.3).
+    - "iq4": a table of 16 values (IQ4_NL and IQ4_XS of GGUF).
+    - "e4m3": floats of 8 bits without NaN, with a sign, four bits of exponent and three of
+      mantissa.
+    """
     if CODE == "int4":
         numbers = codes.to(tl.float32)
     elif CODE == "e2m1":
-        # The bits of a float16 with the same sign, exponent and mantissa. The bias of a float16's
-        # exponent is larger by 14. Its subnormal numbers are exact as well.
+        # A float16 with the same sign, exponent and mantissa. The bias of its exponent is larger by
+        # 14. Subnormal numbers are exact as well.
         bits = ((codes & 7).to(tl.uint16) << 9) | ((codes & 8).to(tl.uint16) << 12)
         numbers = bits.to(tl.float16, bitcast=True).to(tl.float32)
     elif CODE == "e4m3":
-        # The same, where the bias is larger by 8.
+        # Likewise a float16, whose bias is larger by 8.
         bits = ((codes & 127).to(tl.uint16) << 7) | ((codes & 128).to(tl.uint16) << 8)
         numbers = bits.to(tl.float16, bitcast=True).to(tl.float32)
     else:
