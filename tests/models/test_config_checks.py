@@ -185,7 +185,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     for field in fields(TensorNames)
 }
 NAMES["fused_experts"] = ("a", ("a",), ["a", "b"], ("a", ""), ("a.{}", "b"), ("a", 3))
-NAMES["mlp_modules"] = NAMES["fused_experts"]
+NAMES["mlp_modules"] = NAMES["other_prefix"] = NAMES["fused_experts"]
 NAMES["prefix"] = (None, 3, ("a",))
 NAMES["predictor"] = ("mtp.", ("mtp.",), {})
 NAMES["qkv"] += (("q", "kv"), ("q", "k", "v", "g"), ())
