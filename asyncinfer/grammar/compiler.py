@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,12 +18,12 @@ from asyncinfer.grammar.masks import allowed_ids, mask_words
 from asyncinfer.grammar.matcher import Matcher, reason
 from asyncinfer.grammar.places import place_of_error
 from asyncinfer.grammar.texts import grammar_text, json_grammar
-from asyncinfer.grammar.tokens import grammar_tokenizer
+from asyncinfer.grammar.tokens import grammar_tokenizer, spelled_chars
 from asyncinfer.structured_output import AnswerFormat
 from asyncinfer.text import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
 __all__ = ["GrammarCompiler"]
 
@@ -32,6 +33,9 @@ MOST_KEPT_CHARS: Final = 1 << 22
 #: Threads that fill masks.
 MOST_THREADS: Final = 8
 _UNSPELLED: Final = "no tokens of this model spell text that has to come"
+#: A text of a grammar, and how it writes characters by their numbers.
+_LITERAL: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_ESCAPED: Final = re.compile(r"\\\\|\\[xu]\{?([0-9a-fA-F]{2,4})\}?")
 #: Bounds of the work of one matcher, all counted and none timed. The largest schema that they and
 #: `MAX_GRAMMAR_CHARS` allow takes half a second, most take a millisecond. A mask takes 20 ms at
 #: most. A state of a lexer takes some 2 kB.
@@ -106,7 +110,9 @@ class GrammarCompiler:
         on_compiled(seconds)
         words = mask_words(self._vocab_size)
         return [
-            Matcher(start.deep_copy(), library.executor, words, self.counters, most_forced)
+            Matcher(
+                form.kind, start.deep_copy(), library.executor, words, self.counters, most_forced
+            )
             for _ in range(count)
         ]
 
@@ -139,13 +145,21 @@ class GrammarCompiler:
                 for choice in json.loads(form.text):
                     if not library.special.isdisjoint(self._tokenizer.encode_inner(choice)):
                         raise InvalidRequest("choice", choice, _UNSPELLED)
+            case "grammar":
+                for literal in _LITERAL.findall(form.text) if library.missing else ():
+                    text = _ESCAPED.sub(lambda at: chr(int(at[1] or "5c", 16)), literal)
+                    if not library.missing.isdisjoint(text.encode(errors="replace")):
+                        raise InvalidRequest("grammar", literal, _UNSPELLED)
             case "json_schema":
                 check_ends(form.kind, json.loads(form.text))
             case "structural_tag":
                 for index, one in enumerate(json.loads(form.text)["structures"]):
                     check_ends(f"{form.kind}/structures/{index}/schema", one["schema"])
-        start = library.matcher(grammar_text(form, self._tokenizer.special_id))
+        special = self._tokenizer.special_id
+        start = library.matcher(grammar_text(form, special, library.spelled))
         if why := library.problem(start):
+            if library.spelled and form.kind == "regex":
+                why = library.problem(library.matcher(grammar_text(form, special))) or _UNSPELLED
             field, size = form.kind, Size(f"{len(form.text)} characters")
             if form.kind == "json_schema":
                 field += _place(form, library)
@@ -161,7 +175,10 @@ class _Library:
 
         #: Tokens that spell no text.
         self.special = marked.union(tokenizer.special_ids, tokenizer.eos_ids)
-        self.tokenizer: LLTokenizer = grammar_tokenizer(tokenizer, vocab_size, marked)
+        #: `missing`: bytes that are in no token of text.
+        self.tokenizer, self.missing = grammar_tokenizer(tokenizer, vocab_size, marked)
+        #: See `grammar_text`.
+        self.spelled = spelled_chars(self.missing)
         self.executor: LLExecutor = LLExecutor(min(MOST_THREADS, os.cpu_count() or 1))
         self.limits: LLParserLimits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
 

@@ -23,22 +23,28 @@ class Matcher:
     that a preemption changes nothing. Decode thread only.
 
     Args:
+        field: the option that asks for the format, for errors.
         state: the library's matcher, at the start of its grammar and this object's own.
         executor: fills the masks of several matchers at once.
         words: 32-bit words of a mask.
         most_forced: tokens that may be forced at a time; 0 has every token drawn.
     """
 
-    __slots__ = ("_due", "counters", "executor", "most_forced", "size", "state", "tokens", "words")
+    __slots__ = (
+        *("_due", "counters", "executor", "field", "most_forced", "size", "state", "tokens"),
+        "words",
+    )
 
     def __init__(
         self,
+        field: str,
         state: LLMatcher,
         executor: LLExecutor,
         words: int,
         counters: GrammarCounters,
         most_forced: int,
     ) -> None:
+        self.field = field
         self.state = state
         self.executor = executor
         self.words = words
@@ -65,7 +71,8 @@ class Matcher:
     def copy(self) -> Matcher:
         """A matcher in the same state, which goes on by itself."""
         state = self.state.deep_copy()
-        made = Matcher(state, self.executor, self.words, self.counters, self.most_forced)
+        most = self.most_forced
+        made = Matcher(self.field, state, self.executor, self.words, self.counters, most)
         made.tokens, made.size, made._due = self.tokens, self.size, self._due
         return made
 
@@ -107,7 +114,8 @@ class Matcher:
         return forced
 
     def _failure(self) -> RequestFailed:
-        return RequestFailed(f"the answer cannot go on as its format demands: {reason(self.state)}")
+        why = f"the answer cannot go on as its format demands: {reason(self.state)}"
+        return RequestFailed(f"{self.field}: {why}")
 
 
 def reason(state: LLMatcher) -> str:

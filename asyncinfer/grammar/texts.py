@@ -19,15 +19,18 @@ _ANSWER: Final = "answer"
 _GBNF: Final = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
 
 
-def grammar_text(form: AnswerFormat, special: Callable[[str], int | None]) -> str:
+def grammar_text(
+    form: AnswerFormat, special: Callable[[str], int | None], spelled: str = ""
+) -> str:
     """The text that the library compiles for a format.
 
     Args:
         special: the id of a special token, which is no text to a grammar; None for any other text.
+        spelled: the class of the characters that tokens spell; empty where that is all of them.
 
     Raises `InvalidRequest` for invalid GBNF; the library finds all other errors itself.
     """
-    text = _grammar_text(form, special)
+    text = _grammar_text(form, special, spelled)
     return _after(form.after, text, special(form.after)) if form.after else text
 
 
@@ -38,7 +41,7 @@ def json_grammar(schema: Any) -> str:
     return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)  # type: ignore[arg-type]
 
 
-def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None]) -> str:
+def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None], spelled: str) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -46,7 +49,12 @@ def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None]) -> s
         case "json_schema":
             return json_grammar(form.text)
         case "regex":
-            return LLMatcher.grammar_from_regex(form.text)
+            made = LLMatcher.grammar_from_regex(form.text)
+            if not spelled:
+                return made
+            # What no tokens spell is no way to go on: the answer would fail where it has to come.
+            rule = json.loads(made)["grammars"][0]["lark_grammar"].removeprefix("start: ")
+            return LLMatcher.grammar_from_lark(f"start: ANSWER\nANSWER: {rule} & /{spelled}*/")
         case "choice":
             choices = (json.dumps(choice) for choice in json.loads(form.text))
             return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(choices))

@@ -23,6 +23,7 @@ from asyncinfer.grammar import (
     mask_words,
     texts,
 )
+from asyncinfer.grammar.tokens import spelled_chars
 from asyncinfer.structured_output import AnswerFormat
 from asyncinfer.testing import FakeModel
 from asyncinfer.text import Tokenizer
@@ -102,7 +103,9 @@ def test_choices_are_whole_strings(compiler: GrammarCompiler) -> None:
         ("regex", "a\x00b", "'a\\x00b'"),
         ("regex", r"\x00a", r"'\\x00a'"),
         ("regex", "(a|b)\x00", "'(a|b)\\x00'"),
-        ("grammar", r'start: "a\x00"', "<14 characters>"),
+        ("regex", r"[ab]{3}(\x00|c\x00)", r"'[ab]{3}(\\x00|c\\x00)'"),
+        ("grammar", r'start: "a\x00"', r"""'"a\\x00"'"""),
+        ("grammar", r'root ::= "a" ("b" | "c\u0000")', r"""'"c\\u0000"'"""),
     ],
 )
 def test_text_that_no_tokens_spell_is_refused(kind: str, text: str, shown: str) -> None:
@@ -112,6 +115,41 @@ def test_text_that_no_tokens_spell_is_refused(kind: str, text: str, shown: str) 
     refusal = f"{kind}={shown}: no tokens of this model spell text that has to come"
     with pytest.raises(InvalidRequest, match=f"^{re.escape(refusal)}$"):
         matcher(compiler, kind, text)
+
+
+def test_no_answer_comes_to_text_that_no_tokens_spell() -> None:
+    """It came to the branch that has a NUL, and failed there."""
+    loaded = FakeModel().load(EngineConfig())
+    compiler = GrammarCompiler(loaded.tokenizer, VOCAB)
+    nul = {ord("d"), loaded.tokenizer.encode_inner("\0")[0]}
+    for text in (r"a/(b|d\x00)", "a/(?:b|(?i)d\0)", r"a/([b-d]\x00)?b"):
+        made = matcher(compiler, "regex", text)
+        made.accept(ord("a"), 0)
+        made.accept(ord("/"), 0)
+        assert nul.isdisjoint(allowed_ids(fill_masks([made])[0], VOCAB).tolist())
+    # Not at the end of a literal, and no escape.
+    assert not matcher(compiler, "grammar", r'start: "\\x00" "\"" /x/').complete
+
+
+def test_a_failure_names_its_field() -> None:
+    """What a regular expression within a grammar asks for is found where an answer comes there."""
+    loaded = FakeModel().load(EngineConfig())
+    made = matcher(GrammarCompiler(loaded.tokenizer, VOCAB), "grammar", r'start: "a" /d\x00|e/')
+    with pytest.raises(RequestFailed, match=r"^grammar: the answer cannot go on"):
+        for token in (*b"ad", 0):
+            made.accept(token, 0)
+
+
+@pytest.mark.parametrize("first", [0x00, 0x7F, 0xC3, 0xDF, 0xE0, 0xED, 0xEF, 0xF0, 0xF4])
+def test_characters_are_spelled_by_their_first_byte(first: int) -> None:
+    hex_numbers = re.compile(r"\\x\{(\w+)\}")
+    spelled = hex_numbers.sub(
+        lambda at: re.escape(chr(int(at[1], 16))), spelled_chars(frozenset([first]))
+    )
+    for code in (*range(0x3000), *range(0xC000, 0xD800), *range(0xE000, 0x110000, 0xFFF), 0x10FFFF):
+        char = chr(code)
+        assert (re.fullmatch(spelled, char) is None) == (char.encode()[0] == first), char
+    assert spelled_chars(frozenset([0xC0, 0xC1, 0xFF])) == ""
 
 
 def test_thousands_of_choices(compiler: GrammarCompiler) -> None:
@@ -356,11 +394,11 @@ def test_a_format_at_hand_waits_for_no_other(
     compiling, go_on = threading.Event(), threading.Event()
     compile_text = texts.grammar_text
 
-    def held_up(form: AnswerFormat, special: Callable[[str], int | None]) -> str:
+    def held_up(form: AnswerFormat, special: Callable[[str], int | None], spelled: str = "") -> str:
         if form == slow:
             compiling.set()
             assert go_on.wait(120)
-        return compile_text(form, special)
+        return compile_text(form, special, spelled)
 
     monkeypatch.setattr("asyncinfer.grammar.compiler.grammar_text", held_up)
     with ThreadPoolExecutor(3) as threads:
