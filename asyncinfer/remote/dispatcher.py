@@ -41,6 +41,8 @@ class Dispatcher:
         self.news: dict[str, News] = {}
         #: Replicas that cannot be reached, each with the error.
         self.lost: dict[str, Exception] = {}
+        #: How many requests each replica holds at once.
+        self.limits: dict[str, int] = {}
         self._links: dict[str, Link] = {}
         self._leaving: dict[str, Leaving] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -147,7 +149,7 @@ class Dispatcher:
         await asyncio.wait([task])
         link = self._links.pop(name)
         waiting = self._waiting.pop(name, set())
-        for known in (self.lost, self.news):
+        for known in (self.lost, self.news, self.limits):
             known.pop(name, None)
         try:
             async with asyncio.timeout(SILENT):
@@ -276,6 +278,7 @@ class Dispatcher:
             raise InvalidConfig("replica", name, bound)
         if told.prefixes is not None and self._keys is None:
             self._keys = PromptKeys(told.tokenizer, BlockHasher(*told.prefixes))
+        self.limits[name] = told.max_requests
         if name not in self._leaving:
             self.router.joined(name, told.max_requests)
 

@@ -176,14 +176,13 @@ class RemoteEngine:
         prompt there. The pins of a lost replica are lost, too."""
         options: dict[str, Any] = {"cache_scope": cache_scope, "adapter": adapter, "tools": tools}
         options |= {"template_options": template_options, "priority": priority}
-        options |= {"deadline": deadline}
+        options["deadline"] = deadline
         self._params(options)
         self._dispatcher.check_open()
         hold = RemoteHold(self._dispatcher, ttl)
 
         async def compute() -> int:
-            pinned: int = await self._call("pin", prompt, [prompt, options], options, hold)
-            return pinned
+            return int(await self._call("pin", prompt, [prompt, options], options, hold))
 
         return Pin(compute, hold)
 
@@ -202,15 +201,18 @@ class RemoteEngine:
         """See `Engine.model`. Raises as `default_params`."""
         return self._dispatcher.introduction.model
 
+    @property
+    def limits(self) -> dict[str, int]:
+        """`max_requests` of each replica by its name, lost ones included."""
+        return dict(self._dispatcher.limits)
+
     def stats(self) -> EngineStats:
         """The sums of the counters that replicas reported last."""
         told = [news.stats for news in self._dispatcher.news.values()]
-        names = [field.name for field in dataclasses.fields(EngineStats)]
         sums: dict[str, Any] = {}
-        for name in names:
-            values = [getattr(each, name) for each in told]
+        for name in (field.name for field in dataclasses.fields(EngineStats)):
             start: Any = () if isinstance(getattr(EngineStats(), name), tuple) else 0
-            sums[name] = sum(values, start=start)
+            sums[name] = sum([getattr(each, name) for each in told], start=start)
         return EngineStats(**sums)
 
     def health(self) -> EngineHealth:
@@ -224,8 +226,7 @@ class RemoteEngine:
             if name not in dispatcher.lost and news.health.state != "open":
                 told = "; ".join(news.health.reasons) or news.health.state
                 reasons.append(f"{name}: {told}")
-        up = [name for name in dispatcher.router.replicas if name not in dispatcher.lost]
-        if not up:
+        if all(name in dispatcher.lost for name in dispatcher.router.replicas):
             return EngineHealth("dead", tuple(reasons), next(iter(dispatcher.lost.values()), None))
         return EngineHealth("degraded" if reasons else "open", tuple(reasons))
 
@@ -239,8 +240,7 @@ class RemoteEngine:
             near = suggestion(name, sorted(known | {"session"}))
             raise InvalidRequest(name, options[name], f"is no option of a request{near}")
         if options.get("adapter") is not None:
-            bound = "is not there for several replicas"
-            raise InvalidRequest("adapter", options["adapter"], bound)
+            raise InvalidRequest("adapter", options["adapter"], "is not there for replicas")
         said = {name: value for name, value in options.items() if value is not None}
         RequestOptions(
             priority=options.get("priority", 0),

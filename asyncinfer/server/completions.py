@@ -106,12 +106,19 @@ def prompts_of(field: str, value: Any) -> list[str | list[int]]:
 
 def _check_room(engine: Served, prompts: int, n: Any) -> None:
     """Refuse more answers than the engine ever holds at once: `Overloaded` would invite a retry."""
-    # Replicas have a bound each, and the engine refuses a bad `n` itself.
-    if isinstance(engine, Engine) and isinstance(n, int) and prompts > 1:
-        most = engine.config.max_requests
-        if prompts * n > most:
-            size = Size(f"{prompts} texts, {n} answers each")
-            raise InvalidRequest("prompt", size, f"at most max_requests={most} answers")
+    # The engine refuses a bad `n`, and one that is too large for each prompt, itself.
+    if type(n) is not int or n < 1 or prompts == 1:
+        return
+    alone = isinstance(engine, Engine)
+    if isinstance(engine, Engine):
+        limits = [engine.config.max_requests]
+    else:
+        limits = [*engine.limits.values()]
+    # The answers to one prompt are all on one replica.
+    if limits and max(limits) >= n and prompts > sum(limit // n for limit in limits):
+        size = Size(f"{prompts} texts, {n} answers each")
+        where = "" if alone else f", each prompt's on one of {len(limits)} replicas"
+        raise InvalidRequest("prompt", size, f"at most max_requests={sum(limits)} answers{where}")
 
 
 def _options(body: dict[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ async def test_answers_are_those_of_an_engine(prompt: Any, options: dict[str, An
 async def test_what_is_bad_is_refused_as_an_engine_does() -> None:
     async with RemoteEngine(wires(max_requests=2)) as remote:
         for bad, told in (
-            ({"max_token": 3}, "max_token=3: is not an option"),
+            ({"max_token": 3}, "max_token=3: is no option"),
             ({"top_p": 7.0}, "top_p=7.0"),
             ({"adapter": "a"}, "adapter='a'"),
             ({"deadline": "soon"}, "deadline='soon'"),

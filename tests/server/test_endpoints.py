@@ -10,10 +10,12 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from remote.wire import wires
 from server.chat_model import CHAT, EVERY_LOOP, Answer, ChatModel, ask, listening
 from support import Until, places
 
 from asyncinfer import Engine, InvalidConfig, RequestFailed
+from asyncinfer.remote import RemoteEngine
 from asyncinfer.server import ApiKey, create_app
 from asyncinfer.server.errors import http_error
 from asyncinfer.stats import AdapterInfo
@@ -81,6 +83,28 @@ async def test_a_bad_field_is_a_400_that_names_it(
     assert told in error["message"]
     assert param in error["message"]
     assert places(engine) == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_more_answers_than_all_replicas_hold_are_refused(stream: bool) -> None:
+    """Told to come again later, a client would for ever."""
+    links = {**wires(1, max_requests=3), "large": [*wires(2, max_requests=5).values()][1]}
+    async with RemoteEngine(links) as engine:
+        app = create_app(engine)
+        for prompts, n, fits in ((8, 1, True), (9, 1, False), (3, 2, True), (4, 2, False)):
+            body = {"prompt": ["a"] * prompts, "n": n, "max_tokens": 1, "stream": stream}
+            answer = await ask(app, COMPLETIONS, body)
+            if fits:
+                # Whether it finds room at once depends on how its prompts are routed.
+                assert answer.status in (200, 429)
+                continue
+            assert answer.status == 400
+            error = answer.json["error"]
+            assert error["param"] == "prompt"
+            told = f"prompt=<{prompts} texts, {n} answers each>: at most max_requests=8 answers"
+            assert error["message"] == f"{told}, each prompt's on one of 2 replicas"
+        answer = await ask(app, COMPLETIONS, {"prompt": ["a"] * 2, "n": 6, "max_tokens": 1})
+        assert (answer.status, answer.json["error"]["param"]) == (400, "n")
 
 
 @pytest.mark.parametrize("stream", [False, True])
