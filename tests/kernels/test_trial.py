@@ -160,7 +160,8 @@ def test_an_adapter_that_is_read_beyond_its_rank_is_found() -> None:
         return reference.lora_add(*tensors, ranks + (ranks == 5), slots, **options)
 
     fault = find_fault(SHAPES, CPU, kernels(lora_add=wrong))
-    assert "lora_add of 5 rows is wrong" in str(fault)
+    # What lies beyond a rank may be anything, and other numbers in each run.
+    assert "lora_add of 5 rows" in str(fault)
 
 
 def test_a_gate_by_another_approximation_is_found() -> None:

@@ -168,7 +168,7 @@ def test_window_and_chunk_are_all_that_is_held(
     held.run()
     assert again.cached_tokens == 100
     assert held.scheduler.counters.forks == 2
-    assert len(held.sequences[0].answer) == 60
+    assert len(held.sequences[0].tokens) - held.sequences[0].prompt_len == 60
 
     for sequence in held.sequences:
         logits = expected(model, torch.tensor(sequence.tokens))

@@ -360,7 +360,7 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
     ),
     "answers share what has come of their format": (80, 1000, ("I7", "end"), shared_matcher),
     "the runner is not told of tokens that must follow": (
-        20,
+        5002,
         1000,
         "end: ",
         replaced(SlotAllocator, "force", lambda self, sequence, tokens: None),

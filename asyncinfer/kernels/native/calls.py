@@ -13,12 +13,12 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from math import inf, prod
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from asyncinfer.kernels.dispatch import CannotRecord
 from asyncinfer.kernels.native.host import Host, compiled, host
@@ -169,7 +169,7 @@ class Recording:
         copies anything raises `CannotRecord`."""
         _own.recording = self
         try:
-            with _ViewsOnly():  # type: ignore[no-untyped-call]
+            with _views_only():
                 yield
         finally:
             _own.recording = None
@@ -246,24 +246,30 @@ class RecordedCalls:
         self._work[self._shared] = np.where(self._above < longest, threads, 1)
 
 
-class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets operators through whose results are views of what they are given."""
+@functools.cache
+def _views_only() -> Any:
+    """A mode that lets operators through whose results are views of what they are given. Made when
+    it is first needed, since its base imports torch, which commands of the CLI do without."""
+    mode: Any = import_module("torch.utils._python_dispatch").TorchDispatchMode
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [each for each in args if isinstance(each, torch.Tensor)]
-        # A weight in oneDNN's layout has no storage to look at.
-        strided = all(each.layout is torch.strided for each in given)
-        if func._schema.is_mutable or not given or not strided:
-            raise CannotRecord(str(func))
-        result = func(*args, **(kwargs or {}))
-        places = {each.untyped_storage().data_ptr() for each in given}
-        for each in result if isinstance(result, list | tuple) else [result]:
-            if (
-                not isinstance(each, torch.Tensor)
-                or each.untyped_storage().data_ptr() not in places
-            ):
+    class ViewsOnly(mode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            given = [each for each in args if isinstance(each, torch.Tensor)]
+            # A weight in oneDNN's layout has no storage to look at.
+            strided = all(each.layout is torch.strided for each in given)
+            if func._schema.is_mutable or not given or not strided:
                 raise CannotRecord(str(func))
-        return result
+            result = func(*args, **(kwargs or {}))
+            places = {each.untyped_storage().data_ptr() for each in given}
+            for each in result if isinstance(result, list | tuple) else [result]:
+                plain = isinstance(each, torch.Tensor)
+                if not plain or each.untyped_storage().data_ptr() not in places:
+                    raise CannotRecord(str(func))
+            return result
+
+    return ViewsOnly()
 
 
 class _Own(threading.local):
