@@ -61,7 +61,8 @@ class Core:
         #: One per event loop; other threads add to it.
         self._bridges = bridges
         self._clock = clock
-        self._pace = Pace(config.overlap, self.runner.spec.overlap)
+        spec = loaded.runner.spec
+        self._pace = Pace(config.overlap, spec.overlap, spec.max_step_tokens)
         #: Whether the engine closes, so that new requests come too late.
         self._closing = False
         #: Answers that `_take` has taken over since `_publish` ran last.
@@ -236,7 +237,7 @@ class Core:
 
     def _compute(self, now: float, *, fresh: bool) -> None:
         in_flight = self.scheduler.in_flight
-        while len(in_flight) < self._pace.ahead:
+        while self._pace.wants(in_flight):
             step = self.scheduler.schedule(now)
             if step is None:
                 break
@@ -250,9 +251,8 @@ class Core:
                 step.handle = self.runner.launch(step)
             except MemoryError as error:
                 self._retract(step, error, now)
-        if in_flight:
-            self._commit(in_flight[0])
-        self._pace.stepped(self._clock() if in_flight else None)
+        late = self._commit(in_flight[0]) if in_flight else False
+        self._pace.stepped(self._clock() if in_flight else None, late=late)
 
     def _retract(self, step: Step, error: MemoryError, now: float) -> None:
         """The device had no room for a step: go on in smaller ones."""
@@ -260,7 +260,7 @@ class Core:
         for sequence in self.scheduler.retract(step, now):
             self.requests.fail(output_of(sequence).request, now, error)
 
-    def _commit(self, step: Step) -> None:
+    def _commit(self, step: Step) -> bool:
         # A handle may refer to its step: only the garbage collector would free both.
         handle, step.handle = step.handle, None
         result = self.runner.collect(handle)
@@ -270,6 +270,7 @@ class Core:
             drafts = self.scheduler.speculator.counters
             self.events.stepped(step, now, self.grammars.counters, drafts)
         self.requests.deliver(step, result, now)
+        return result.late
 
     def _publish(self) -> None:
         # Twice per step, so an `EngineStats` is only made on demand.

@@ -38,6 +38,9 @@ class Event(Protocol):
     def wait(self, stream: Any) -> None:
         """Let later work of `stream` wait for the event; the host goes on."""
 
+    def query(self) -> bool:
+        """Whether the event is reached. Keeps the GIL."""
+
     def synchronize(self) -> None:
         """Block the host until the event is reached, without the GIL and without spinning."""
 

@@ -13,7 +13,7 @@ from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.step_memory import activation_bytes, graph_bytes
 from asyncinfer.runner.unmet import check_options
-from asyncinfer.scheduler import RunnerSpec
+from asyncinfer.scheduler import FULL_STEPS, RunnerSpec
 
 __all__ = [
     "DRAFT_GPU_BYTES",
@@ -36,7 +36,7 @@ _DRAFT_SHARE = 8
 _DRAFT_CPU_BYTES = 1 << 27
 DRAFT_GPU_BYTES = 1 << 30
 #: Default of the most steps in flight on a GPU: see `asyncinfer.scheduler.Pace`.
-GPU_OVERLAP = 4
+GPU_OVERLAP = 8
 
 
 def plan_memory(
@@ -153,8 +153,9 @@ def for_drafts(config: EngineConfig, device: torch.device) -> EngineConfig:
 
 
 def pages_in_flight(config: EngineConfig, overlap: int) -> int:
-    """Window pages of the query tokens of `overlap` steps."""
-    return -(-overlap * config.max_step_tokens // config.block_size)
+    """Window pages of the query tokens of `overlap` steps: `Pace` lets no more be in flight than
+    `FULL_STEPS` full ones have."""
+    return -(-min(overlap, FULL_STEPS) * config.max_step_tokens // config.block_size)
 
 
 def kv_layer_bytes(

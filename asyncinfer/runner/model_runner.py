@@ -59,13 +59,12 @@ class ModelRunner:
         """
         Args:
             kv: the pages of the KV groups of `spec`.
-            groups: the number of each cache's group; None: each is a group, in order.
+            groups: each cache's group; None: each is one, in order.
             accelerator: None on a CPU.
             graphs: when decode steps are recorded; a CPU records them when they occur, or never.
             graph_memory: bytes set aside for the intermediate tensors of a recorded step.
-            deterministic: an answer is the same to the last bit, whatever is computed with it.
-                Nothing is recorded then.
-            threads: chooses how many threads a step takes; None: as many as the caller's has.
+            deterministic: answers are the same to the last bit, whatever is computed with them.
+            threads: chooses the threads of a step; None: it has the caller's number.
             fallbacks: the fallbacks known from the start.
             adapters: the LoRA adapters that requests may have; None: none.
         """
@@ -152,6 +151,7 @@ class ModelRunner:
             # After the `except`, whose error keeps the tensors of every frame it came through. The
             # buffers are dropped, because nobody will wait for the copies begun into them.
             self._sampling.roll_back()
+        self._buffers.lost()
         self.executor.lost(step)
         raise MemoryError(reason)
 
@@ -163,7 +163,7 @@ class ModelRunner:
         except RuntimeError as error:
             raise DeviceError(error) from error
         try:
-            return handle.read()
+            return handle.result()
         finally:
             self._buffers.give_back(handle.buffers)
 
@@ -295,6 +295,5 @@ def _history(
     if accelerator is None:
         # It grows with the longest request, and so takes no more of the host than that.
         return TokenHistory(spec.max_slots, device)
-    # It has one slot more, for rows that fill up a batch. It never moves: graphs are recorded over
-    # it, and `memory.py` counts on its size.
+    # One slot more is for rows that fill up a batch. Graphs are recorded over it: it never moves.
     return TokenHistory(spec.max_slots + 1, device, capacity=spec.max_context + 1)

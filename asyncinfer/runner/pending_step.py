@@ -41,6 +41,12 @@ class PendingStep:
     #: Gives the step's result, once `buffers.wait` has returned.
     read: Callable[[], StepResult]
 
+    def result(self) -> StepResult:
+        """What the step drew, once `buffers.wait` has returned."""
+        result = self.read()
+        result.late = self.buffers.late
+        return result
+
 
 @dataclass(slots=True)
 class EagerResults:
@@ -179,6 +185,8 @@ class StepBuffers:
     def __init__(self) -> None:
         #: Pinned memory for the changes that the step sends to the device.
         self.staging = Staging()
+        #: See `StepResult`.
+        self.late = False
 
     def fetch(self, results: torch.Tensor) -> I32:
         """Start the copy of int32 `results`. Returns host memory that is valid after `wait`."""
@@ -188,6 +196,11 @@ class StepBuffers:
         """Start the copies of tensors of any dtype. Returns host tensors that are valid from `wait`
         to the next use of these buffers."""
         return [tensor.cpu() for tensor in results]
+
+    def arrived(self) -> bool:
+        """Whether the copies have arrived, after all other work of the step. On a CPU they are
+        there from the start, so that nothing was late: this says no."""
+        return False
 
     def wait(self) -> None:
         """Return when the copies have arrived, after all other work of the step."""
@@ -227,8 +240,13 @@ class PinnedBuffers(StepBuffers):
         self.start(results, hosts)
         return hosts
 
+    def arrived(self) -> bool:
+        return self._arrived.query()
+
     def wait(self) -> None:
-        self._arrived.synchronize()
+        # Waiting hands over the GIL, and another thread may keep it for milliseconds.
+        if not self._arrived.query():
+            self._arrived.synchronize()
         self.sources.clear()
 
     def start(self, results: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor]) -> None:
@@ -254,12 +272,27 @@ class BufferPool:
     def __init__(self, accelerator: Accelerator | None) -> None:
         self._accelerator = accelerator
         self._free: list[StepBuffers] = []
+        #: Those of the step that was launched last, until it is collected.
+        self._last: StepBuffers | None = None
 
     def take(self) -> StepBuffers:
+        """For a step that is launched now."""
+        late = self._last is not None and self._last.arrived()
         if self._free:
-            return self._free.pop()
-        return StepBuffers() if self._accelerator is None else PinnedBuffers(self._accelerator)
+            self._last = self._free.pop()
+        elif self._accelerator is None:
+            self._last = StepBuffers()
+        else:
+            self._last = PinnedBuffers(self._accelerator)
+        self._last.late = late
+        return self._last
 
     def give_back(self, buffers: StepBuffers) -> None:
         """Take back the buffers of a collected step whose results were read."""
         self._free.append(buffers)
+        if buffers is self._last:
+            self._last = None
+
+    def lost(self) -> None:
+        """The step that took buffers last was not launched; it is not known what they hold."""
+        self._last = None

@@ -3,7 +3,7 @@
 from asyncinfer.scheduler.counters import SchedulerStats
 from asyncinfer.scheduler.draft_model import DraftModel
 from asyncinfer.scheduler.limits import check_fits, check_guided
-from asyncinfer.scheduler.planner import Pace
+from asyncinfer.scheduler.pace import FULL_STEPS, Pace
 from asyncinfer.scheduler.policy import FCFS, POLICIES, Deadline, Priority
 from asyncinfer.scheduler.row_logprobs import FIXED_WORDS, RowLogprobs
 from asyncinfer.scheduler.scheduler import Scheduler
@@ -14,6 +14,7 @@ from asyncinfer.scheduler.step_runner import RunnerSpec, StepResult, StepRunner
 __all__ = [
     "FCFS",
     "FIXED_WORDS",
+    "FULL_STEPS",
     "POLICIES",
     "ChosenSampler",
     "Deadline",

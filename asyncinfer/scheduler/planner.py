@@ -1,10 +1,9 @@
-"""`Planner` builds one step from the sequences there are. `StepBudget` bounds the tokens of a step,
-`Pace` the number of steps in flight."""
+"""`Planner` builds one step from the sequences there are. `StepBudget` bounds the tokens of a
+step."""
 
 from __future__ import annotations
 
 from itertools import chain, islice
-from typing import Final
 
 from asyncinfer.scheduler.admitter import Admitter
 from asyncinfer.scheduler.counters import Counters
@@ -18,17 +17,11 @@ from asyncinfer.scheduler.step import Step
 from asyncinfer.scheduler.step_runner import RunnerSpec
 from asyncinfer.speculation import Drafter
 
-__all__ = ["Pace", "Planner", "StepBudget"]
+__all__ = ["Planner", "StepBudget"]
 
 #: Steps computed before the budget doubles again, at first and at most.
 PATIENCE = 8
 MOST_PATIENCE = 1024
-#: Seconds of work to have on the device. Other Python threads keep the decode thread from running
-#: for about so long, and the device must not run idle meanwhile. More work would be thrown away
-#: past a stop, and would keep new requests waiting.
-AHEAD: Final = 2e-3
-#: Weight of the last step in the average.
-_LAST: Final = 0.1
 
 
 class Planner:
@@ -204,30 +197,3 @@ class StepBudget:
             self.tokens = min(self._most, 2 * self.tokens)
         else:
             self._patience //= 2
-
-
-class Pace:
-    """Decides how many steps are in flight: one more than runs, or several if steps are short.
-
-    Args:
-        fixed: steps in flight that were asked for; None leaves them to the pace.
-        most: steps in flight that serve the runner; 1 where it computes within `launch`.
-    """
-
-    def __init__(self, fixed: int | None, most: int) -> None:
-        self._least = min(2, most) if fixed is None else fixed
-        self._most = most if fixed is None else fixed
-        self._before: float | None = None
-        self._seconds = 0.0
-        #: The most steps in flight.
-        self.ahead = self._least
-
-    def stepped(self, now: float | None) -> None:
-        """A step was committed at `now`, in seconds, with another one in flight; None: with none in
-        flight, so the time to the next commit measures nothing."""
-        before, self._before = self._before, now
-        if self._least == self._most or now is None or before is None:
-            return
-        self._seconds += _LAST * (now - before - self._seconds) if self._seconds else now - before
-        steps = AHEAD / self._seconds if self._seconds > 0 else self._most
-        self.ahead = max(self._least, min(self._most, round(steps)))

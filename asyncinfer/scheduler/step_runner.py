@@ -36,6 +36,9 @@ class StepResult:
     #: Row with a draft -> how many of its first draws can be used. The next one failed, which fails
     #: the request only if all drafted tokens before it are right.
     spoilt: Mapping[int, int] = field(default_factory=dict)
+    #: Whether the device had finished the step before when this one was launched, though nobody had
+    #: collected it: the device waited for the host.
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,9 @@ class _Nothing:
     def wait(self, stream: object) -> None:
         pass
 
+    def query(self) -> bool:
+        return True
+
     def synchronize(self) -> None:
         pass
 

@@ -71,6 +71,8 @@ class FakeDevice:
         #: How many recordings are to fail from now on.
         self.failing = 0
         self.closed = False
+        #: Whether it has done all work by the time that the host asks.
+        self.fast = False
         self._host = FakeStream("the host")
         self._current = self.main
         self._memories = Memories()
@@ -121,7 +123,7 @@ class FakeDevice:
         return buffer[:size]
 
     def event(self) -> FakeEvent:
-        return FakeEvent(self._host, self._arrive, self._called)
+        return FakeEvent(self._host, self._arrive, self._called, lambda: self.fast)
 
     def capture(self, work: Callable[[], None], *, hold: int = 0) -> FakeGraph:
         self._called("capture")

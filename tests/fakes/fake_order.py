@@ -38,14 +38,20 @@ class FakeStream:
 
 
 class FakeEvent:
-    """Done when the host waits for it, not before."""
+    """Done when the host waits for it, not before; or when the host asks, if the device is
+    `fast`."""
 
     def __init__(
-        self, host: FakeStream, arrived: Callable[[], None], called: Callable[[str], None]
+        self,
+        host: FakeStream,
+        arrived: Callable[[], None],
+        called: Callable[[str], None],
+        fast: Callable[[], bool],
     ) -> None:
         self._host = host
         self._arrived = arrived
         self._called = called
+        self._fast = fast
         self._mark: dict[FakeStream, int] | None = None
 
     def record(self, stream: FakeStream) -> None:
@@ -55,6 +61,15 @@ class FakeEvent:
     def wait(self, stream: FakeStream) -> None:
         self._called("Event.wait")
         stream.learn(self._recorded())
+
+    def query(self) -> bool:
+        self._called("Event.query")
+        marks = self._recorded().items()
+        done = self._fast() or all(self._host.has_waited(*mark) for mark in marks)
+        if done:
+            self._host.learn(self._recorded())
+            self._arrived()
+        return done
 
     def synchronize(self) -> None:
         self._called("Event.synchronize")

@@ -14,6 +14,7 @@ from asyncinfer.cache import KVGroupSpec
 from asyncinfer.models import Decoder, ModelConfig, tensor_table
 from asyncinfer.params import SamplingParams
 from asyncinfer.runner import ModelRunner
+from asyncinfer.runner.memory import GPU_OVERLAP
 from asyncinfer.scheduler import Join, PageChanges, RunnerSpec, Step, StepResult
 
 CONFIG = ModelConfig(
@@ -99,7 +100,7 @@ class Hand:
         *,
         slots: int = 6,
         blocks: int = 400,
-        overlap: int = 4,
+        overlap: int = GPU_OVERLAP,
         **runner: Any,
     ) -> None:
         self.spec = RunnerSpec(

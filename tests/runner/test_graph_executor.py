@@ -326,7 +326,30 @@ def test_calls_of_a_steady_step(graph_hand: Any, device: FakeDevice) -> None:
             hand.runner.collect(hand.launch())
         assert device.calls["Graph.replay"] == 1
         counts.append((grown, sum(device.calls.values())))
-    assert set(counts) == {(0, 6), (4, 8)}
+    # Of them, one asks whether the step before has ended, and one whether this one has.
+    assert set(counts) == {(0, 7), (4, 9)}
+
+
+def test_a_step_is_late_if_the_device_has_waited_for_it(
+    graph_hand: Any, device: FakeDevice
+) -> None:
+    hand = graph_hand()
+    begin(hand, 0)
+
+    def late(*fast: bool) -> list[bool]:
+        """Of steps launched one after the other before any is collected."""
+        flights = []
+        for device.fast in fast:
+            hand.row(0, hand.position, 1)
+            flights.append(hand.launch())
+            hand.position += 1
+        return [hand.runner.collect(each).late for each in flights]
+
+    hand.position = len(PROMPTS[0])
+    assert late(False, False, False) == [False, False, False]
+    assert late(False, True, False) == [False, True, False]
+    # Before the first of them nothing was left to collect.
+    assert late(True, True) == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_how_many_steps_ahead(decoder: Decoder) -> None:
         where = torch.device(device)
         return plan_memory(config, decoder.config, torch.float32, where, 55).overlap
 
-    assert [overlap("cpu"), overlap("cuda:0"), overlap("cuda:0", overlap=7)] == [1, 4, 7]
+    assert [overlap("cpu"), overlap("cuda:0"), overlap("cuda:0", overlap=7)] == [1, 8, 7]
 
 
 def test_how_long_a_step_should_take(decoder: Decoder) -> None:
