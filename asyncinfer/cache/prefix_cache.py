@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from asyncinfer.cache import metadata
-from asyncinfer.cache.chain import BlockHasher, pack
+from asyncinfer.cache.chain import TOKEN_BYTES, BlockHasher, pack
 from asyncinfer.cache.conversations import Conversation, Conversations
 from asyncinfer.cache.entry import CacheEntry, Namespace
 from asyncinfer.cache.guard import GuardedPolicy
@@ -82,15 +82,21 @@ class PrefixCache:
         self, keys: Sequence[bytes], tokens: Sequence[int], namespace: Namespace, limit: int
     ) -> list[CacheEntry]:
         """The longest cached prefix, at most `limit` blocks. Changes nothing."""
-        size = self.block_size
+        size, width = self.block_size, self.block_size * TOKEN_BYTES
         node: CacheEntry | Namespace = namespace
         found: list[CacheEntry] = []
+        data, first, packed = b"", 0, 0
         for j in range(min(limit, len(keys))):
             entry = self.by_key.get(keys[j])
-            # Block by block: most prompts miss early, and a long one is not packed in vain.
-            if entry is None or not self._holds(
-                entry, pack(tokens[j * size : (j + 1) * size]), node
-            ):
+            if entry is None:
+                break
+            if j == packed:
+                # As many blocks as were found: most prompts miss early, and a long one is not
+                # packed in vain.
+                first, packed = j, j + max(1, j)
+                data = pack(tokens[first * size : packed * size])
+            start = (j - first) * width
+            if not self._holds(entry, data[start : start + width], node):
                 break
             found.append(entry)
             node = entry

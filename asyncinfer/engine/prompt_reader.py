@@ -63,7 +63,7 @@ class PromptReader:
         elif isinstance(prompt, list | tuple) and isinstance(prompt[0], int):
             # Checked before looking at each token.
             check_fits(spec, len(prompt), params.max_tokens, params.prompt_logprobs)
-            token_ids = [_token_id(i, token, spec.vocab_size) for i, token in enumerate(prompt)]
+            token_ids = _checked_ids(prompt, spec.vocab_size)
         else:
             raise InvalidRequest(
                 "prompt", prompt, "must be a string, a list of token ids or a list of chat messages"
@@ -143,6 +143,15 @@ def is_chat(prompt: Any) -> TypeGuard[Sequence[Any]]:
 
 def _has_calls(message: Any) -> bool:
     return isinstance(message, Mapping) and bool(message.get("tool_calls"))
+
+
+def _checked_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
+    """A copy. An event loop waits for it, so that one look at all of them comes first, which takes
+    a fifth of the time that looking at each takes."""
+    ids = [*prompt]
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return ids
+    return [_token_id(index, token, vocab_size) for index, token in enumerate(ids)]
 
 
 def _token_id(index: int, token: Any, vocab_size: int) -> int:
