@@ -7,11 +7,13 @@ Rows are computed one after another, with torch's operators.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.gather import Gather
@@ -22,6 +24,8 @@ __all__ = ["IndexQueries", "IndexedAttention"]
 
 #: Most scores of one tile, over the indexer's heads.
 _TILE_SCORES = 1 << 22
+#: Bytes at whose multiples the rows of tensors begin that torch's fused attention takes.
+_ALIGNED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,11 @@ class IndexedAttention:
                 hidden |= _unwanted(part, seen[:, width:], hidden, self._most)
             keys = seen[:, :width].expand(heads, -1, -1)
             mask = torch.zeros_like(hidden, dtype=q.dtype).masked_fill_(hidden, float("-inf"))
-            result = F.scaled_dot_product_attention(
-                q[tokens].transpose(0, 1)[None], keys[None], keys[None], mask, scale=self._scale
-            )
+            queries = q[tokens].transpose(0, 1)
+            with _suited(queries, keys):
+                result = F.scaled_dot_product_attention(
+                    queries[None], keys[None], keys[None], mask, scale=self._scale
+                )
             out[tokens] = result[0].transpose(0, 1)
 
 
@@ -108,6 +114,16 @@ class _QueryRow:
         self.first, self.start, self.count = first, batch.starts[row], batch.counts[row]
         blocks = -(-(self.start + self.count) // batch.block_size)
         self.gather = Gather(kv, batch.block_tables[row : row + 1, :blocks].long())
+
+
+def _suited(queries: torch.Tensor, keys: torch.Tensor) -> AbstractContextManager[object]:
+    """Torch's attention inside takes these. On a GPU its fused kernels refuse rows that begin
+    elsewhere than at multiples of 16 bytes, in place of leaving them to its plain operators."""
+    if queries.device.type == "cpu" or all(
+        each.stride(-2) * each.itemsize % _ALIGNED == 0 for each in (queries, keys)
+    ):
+        return nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def _unwanted(

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncinfer.kernels.row_spans import RowSpans
+
 __all__ = ["StateCache", "StatePass", "StateRows", "StateShape"]
 
 
@@ -35,18 +37,21 @@ class StateShape:
 @dataclass(slots=True)
 class StateRows:
     """Where the rows of one pass find their states and leave them. Row `r` computes `counts[r]`
-    tokens from position `starts[r]` on; query tokens lie row after row."""
+    tokens from position `starts[r]` on; query tokens lie row after row. Tensors are int64, on the
+    cache's device."""
 
     starts: list[int]
     counts: list[int]
-    #: int64 `[rows]`: the page of the state before each row; -1: it starts from nothing.
+    #: The rows, and as marks the query tokens after which states are kept.
+    spans: RowSpans
+    #: `[rows]`: the page of the state before each row; any, if it starts from nothing.
     before: torch.Tensor
-    #: int64 `[tokens]`: the row of each query token.
-    rows: torch.Tensor
-    #: int64 `[marks]`: the query tokens after which states are kept, row after row, and their
-    #: pages; -1: kept aside only.
-    marks: torch.Tensor
+    #: `[new]`: the rows that start from nothing.
+    new: torch.Tensor
+    #: `[paged]`: the pages of states; and the marks after which these are, None: after each mark.
+    #: Other states are kept aside only.
     pages: torch.Tensor
+    paged: torch.Tensor | None
     #: For each row with a draft: its slot, the tokens of the sequence at its first state that is
     #: kept aside, and which of the marks these are.
     aside: list[tuple[int, int, list[int]]]
@@ -59,47 +64,51 @@ class StateRows:
         tables: npt.NDArray[np.int32],
         block_size: int,
         drafted: Mapping[int, tuple[int, int]] | None = None,
+        device: torch.device | str = "cpu",
     ) -> Self:
         """
         Args:
             tables: the rows' block tables in the state group, `[rows, blocks]`.
             drafted: row -> its slot, and how many of its last tokens are a draft.
         """
-        first, count = np.array(starts, np.int64), np.array(counts, np.int64)
+        first = np.array(starts, np.int64)
         every = np.arange(len(first))
         before = tables[every, np.maximum(first - 1, 0) // block_size].astype(np.int64)
-        before[first == 0] = -1
+        new = np.flatnonzero(first == 0)
+        before[new] = 0
         aside: list[tuple[int, int, list[int]]] = []
-        if not drafted and count.max() == 1:
-            rows, marks, pages = every, every, tables[every, first // block_size]
-        else:
-            rows = np.repeat(every, count)
-            kept: list[int] = []
-            where: list[int] = []
-            begin = 0
-            for row, (start, tokens) in enumerate(zip(starts, counts, strict=True)):
-                end, slot, draft = start + tokens, -1, 0
-                if drafted and row in drafted:
-                    slot, draft = drafted[row]
-                # Positions after a token, as numbers of tokens of the sequence.
-                full = range(start // block_size * block_size + block_size, end, block_size)
-                after = sorted({*full, *range(end - draft, end + 1)})
-                if draft:
-                    places = [len(kept) + after.index(end - draft + j) for j in range(draft + 1)]
-                    aside.append((slot, end - draft, places))
-                for tokens_then in after:
-                    kept.append(begin + tokens_then - start - 1)
-                    stays = tokens_then == end or not tokens_then % block_size
-                    where.append(tables[row, (tokens_then - 1) // block_size] if stays else -1)
-                begin += tokens
-            marks, pages = np.array(kept, np.int64), np.array(where, np.int64)
+        kept: list[int] = []
+        where: list[int] = []
+        begin = 0
+        single = not drafted and max(counts) == 1
+        if single:
+            kept, where = every.tolist(), tables[every, first // block_size].tolist()
+        for row, (start, tokens) in enumerate(() if single else zip(starts, counts, strict=True)):
+            end, slot, draft = start + tokens, -1, 0
+            if drafted and row in drafted:
+                slot, draft = drafted[row]
+            # Positions after a token, as numbers of tokens of the sequence.
+            full = range(start // block_size * block_size + block_size, end, block_size)
+            after = sorted({*full, *range(end - draft, end + 1)})
+            if draft:
+                places = [len(kept) + after.index(end - draft + j) for j in range(draft + 1)]
+                aside.append((slot, end - draft, places))
+            for tokens_then in after:
+                kept.append(begin + tokens_then - start - 1)
+                stays = tokens_then == end or not tokens_then % block_size
+                where.append(int(tables[row, (tokens_then - 1) // block_size]) if stays else -1)
+            begin += tokens
+        pages = np.array(where, np.int64)
+        paged = np.flatnonzero(pages >= 0)
+        every_mark = len(paged) == len(pages)
         return cls(
             starts=list(starts),
             counts=list(counts),
-            before=torch.from_numpy(before),
-            rows=torch.from_numpy(rows),
-            marks=torch.from_numpy(marks),
-            pages=torch.from_numpy(pages.astype(np.int64)),
+            spans=RowSpans(counts, kept, device),
+            before=torch.from_numpy(before).to(device),
+            new=torch.from_numpy(new).to(device),
+            pages=torch.from_numpy(pages[paged]).to(device),
+            paged=None if every_mark else torch.from_numpy(paged).to(device),
             aside=aside,
         )
 
@@ -115,10 +124,14 @@ class StateCache:
         block_size: int,
         dtype: torch.dtype,
         layers: Sequence[int],
+        device: torch.device | str = "cpu",
     ) -> None:
         """`dtype` is the model's."""
+        self.device = torch.device(device)
         self.tensors = [
-            torch.zeros((num_pages, len(layers), *each.shape), dtype=each.dtype or dtype)
+            torch.zeros(
+                (num_pages, len(layers), *each.shape), dtype=each.dtype or dtype, device=device
+            )
             for each in shapes
         ]
         self.block_size = block_size
@@ -133,7 +146,7 @@ class StateCache:
         """Copy whole pages, `(source, target)` each; all sources are read before a target is
         written."""
         if pairs:
-            source, target = torch.tensor(pairs, dtype=torch.int64).unbind(1)
+            source, target = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
             for tensor in self.tensors:
                 tensor.index_copy_(0, target, tensor.index_select(0, source))
 
@@ -163,15 +176,12 @@ class StatePass:
         self._cache = cache
         self._slots = slots
         self.rows = rows
-        new = (rows.before < 0).nonzero().flatten()
-        source = rows.before.clamp(min=0)
-        self._before = [tensor.index_select(0, source) for tensor in cache.tensors]
-        if len(new):
+        self._before = [tensor.index_select(0, rows.before) for tensor in cache.tensors]
+        if len(rows.new):
             # What a page without a state holds may be NaN.
-            self._before = [states.index_fill_(0, new, 0) for states in self._before]
+            self._before = [states.index_fill_(0, rows.new, 0) for states in self._before]
         self._after = [
-            torch.empty((len(rows.marks), *tensor.shape[1:]), dtype=tensor.dtype)
-            for tensor in cache.tensors
+            tensor.new_empty((len(rows.spans.marks), *tensor.shape[1:])) for tensor in cache.tensors
         ]
 
     def before(self, layer: int) -> list[torch.Tensor]:
@@ -181,7 +191,7 @@ class StatePass:
         return [states[:, place] for states in self._before]
 
     def keep(self, layer: int, *states: torch.Tensor) -> None:
-        """The tensors of the layer's states after each of `rows.marks`, `[marks, *shape]`."""
+        """The tensors of the layer's states after each mark of the rows, `[marks, *shape]`."""
         place = self._cache.place[layer]
         for after, state in zip(self._after, states, strict=True):
             after[:, place] = state
@@ -189,14 +199,20 @@ class StatePass:
     def commit(self) -> None:
         """Write the states to their pages, and keep those after drafted tokens aside."""
         rows, cache = self.rows, self._cache
-        paged, pages = self._after, rows.pages
-        if rows.aside:
-            stays = (pages >= 0).nonzero().flatten()
-            paged = [after.index_select(0, stays) for after in paged]
-            pages = pages.index_select(0, stays)
+        paged = self._after
+        if rows.paged is not None:
+            paged = [after.index_select(0, rows.paged) for after in paged]
         for tensor, after in zip(cache.tensors, paged, strict=True):
-            tensor.index_copy_(0, pages, after)
+            tensor.index_copy_(0, rows.pages, after)
         for slot in self._slots:
             cache.drop_aside(slot)
         for slot, tokens, places in rows.aside:
-            cache.put_aside(slot, tokens, [after[places] for after in self._after])
+            cache.put_aside(slot, tokens, _picked(self._after, places))
+
+
+def _picked(states: Sequence[torch.Tensor], places: Sequence[int]) -> list[torch.Tensor]:
+    """The states after these marks. A draft's marks follow each other, so that they need no index
+    on the device."""
+    first, last = places[0], places[-1]
+    assert last - first == len(places) - 1
+    return [each[first : last + 1].clone() for each in states]

@@ -78,11 +78,11 @@ class GatedDeltaNet:
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         states, adapters = forward.states, forward.adapters
         assert states is not None, "a layer with a state"
-        rows = states.rows
+        spans = states.rows.spans
         past, before = states.before(self.layer)
         channels = self.weight.shape[1]
         mixed, gate = self.inputs(x, adapters).tensor_split([channels], dim=-1)
-        mixed, inputs = ops.causal_conv(mixed, self.weight, None, past, rows.rows, rows.marks)
+        mixed, inputs = ops.causal_conv(mixed, self.weight, None, past, spans)
         size = self.key_size
         q, k, v = F.silu(mixed).tensor_split([size, 2 * size], dim=-1)
         q, k = (unit_vectors(part.view(len(x), self.key_heads, -1)) for part in (q, k))
@@ -94,8 +94,7 @@ class GatedDeltaNet:
             self.rate * F.softplus(step + self.bias),
             beta.sigmoid().mul_(self.beta_scale),
             before,
-            rows.rows,
-            rows.marks,
+            spans,
         )
         states.keep(self.layer, inputs, after)
         y = self.norm(y.flatten(0, 1)).view(gate.shape).float().mul_(F.silu(gate.float()))

@@ -61,15 +61,13 @@ class KimiDeltaAttention:
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         states, adapters = forward.states, forward.adapters
         assert states is not None, "a layer with a state"
-        rows = states.rows
+        spans = states.rows.spans
         past, before = states.before(self.layer)
         channels = self.weight.shape[1]
         size = channels // (3 * self.heads)
         parts = [channels, size, size, self.heads]
         mixed, forget, gate, beta = torch.split(self.inputs(x, adapters), parts, dim=-1)
-        mixed, inputs = ops.causal_conv(
-            mixed.contiguous(), self.weight, None, past, rows.rows, rows.marks
-        )
+        mixed, inputs = ops.causal_conv(mixed.contiguous(), self.weight, None, past, spans)
         q, k, v = F.silu(mixed).view(len(x), 3, self.heads, size).unbind(1)
         step = self.forget(forget.contiguous(), adapters).float() + self.bias
         y, after = ops.gated_delta_rule(
@@ -79,8 +77,7 @@ class KimiDeltaAttention:
             self.rate * F.softplus(step).view(len(x), self.heads, size),
             beta.float().sigmoid(),
             before,
-            rows.rows,
-            rows.marks,
+            spans,
         )
         states.keep(self.layer, inputs, after)
         y = self.norm(y.flatten(0, 1)).view(len(x), -1).float()

@@ -114,7 +114,7 @@ class Mamba2:
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         states, adapters = forward.states, forward.adapters
         assert states is not None, "a layer with a state"
-        rows = states.rows
+        spans = states.rows.spans
         past, before = states.before(self.layer)
         projected = self.inputs(x, adapters)
         if self.scales is not None:
@@ -122,9 +122,7 @@ class Mamba2:
         inner, written = self.sizes
         channels = self.weight.shape[1]
         gate, mixed, step = projected.tensor_split([inner, inner + channels], dim=-1)
-        mixed, inputs = ops.causal_conv(
-            mixed, self.weight, self.conv_bias, past, rows.rows, rows.marks
-        )
+        mixed, inputs = ops.causal_conv(mixed, self.weight, self.conv_bias, past, spans)
         value, b, c = F.silu(mixed).tensor_split([inner, inner + written], dim=-1)
         heads = value.reshape(len(x), self.heads, -1).float()
         step = F.softplus(step.float() + self.bias).clamp_(*self.steps)
@@ -134,8 +132,7 @@ class Mamba2:
             c.reshape(len(x), self.groups, -1),
             step * self.rate,
             before,
-            rows.rows,
-            rows.marks,
+            spans,
         )
         states.keep(self.layer, inputs, after)
         y = self.norm(y.addcmul_(heads, self.skip).flatten(1), gate)

@@ -17,7 +17,7 @@ def allocate_caches(
     empty one."""
     model, pages, size, dtype = decoder.config, group.num_pages, spec.block_size, decoder.dtype
     if group.state:
-        return [StateCache(model.state, pages, size, dtype, group.layers)]
+        return [StateCache(model.state, pages, size, dtype, group.layers, decoder.device)]
     shapes = list(model.kv_shapes(group.layers).items()) or [(model.layer_kv(0), ())]
     if model.head_kv is not None and model.num_layers in group.layers:
         shapes.append((model.head_kv, (model.num_layers,)))

@@ -35,7 +35,7 @@ class EagerExecutor:
     Subclasses may override `forward`, `logits`, `sample` and `score`.
 
     Args:
-        kv: the caches of the KV groups; states on a CPU only.
+        kv: the caches of the KV groups.
         inputs: the slots' block tables, which this executor writes from now on.
         history: query tokens are read from it, and drawn tokens written to it.
         adapters: the LoRA adapters that rows may have; None for none.
@@ -194,7 +194,9 @@ class EagerExecutor:
         slots = arrays.slots
         drafted = {row: (slots[row], draft) for row, draft in arrays.drafted.items()}
         tables = arrays.block_tables[number]
-        rows = StateRows.of(arrays.starts, arrays.counts, tables, states.block_size, drafted)
+        rows = StateRows.of(
+            *(arrays.starts, arrays.counts, tables, states.block_size, drafted, states.device)
+        )
         return StatePass(states, rows, slots)
 
     def _fill_masks(self, step: Step) -> None:

@@ -41,6 +41,9 @@ class _Nowhere:
 def rehearse(decoder: Decoder, config: EngineConfig, device: torch.device, vocab_size: int) -> None:
     """Compute the steps of `warm_up` with a decoder on torch's device "meta", in a rehearsal for
     `device`."""
+    if decoder.config.state_layers:
+        # States lie on pages that the host looks up; the warm-up compiles what the others need.
+        return
     kv_format, nowhere = choose_kv(config.kv, device), _Nowhere()
     config = config.replace(kv_bytes=_KV_BYTES)
     spec = plan_memory(config, decoder.config, decoder.dtype, device, vocab_size)

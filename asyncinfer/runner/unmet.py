@@ -17,14 +17,18 @@ def check_options(
     """Raise `ModelLoadError` for options that `model` does not support. `one_group`: it will be a
     draft model."""
     if model.bidirectional:
-        _check_plain(config, device, one_group, "a model whose tokens see each other")
+        _check_plain(config, one_group, "a model whose tokens see each other")
+        if device.type != "cpu":
+            raise ModelLoadError(
+                f"device={config.device!r}: a model whose tokens see each other runs on a CPU only"
+            )
         if (config.max_context or 0) > config.max_step_tokens:
             raise ModelLoadError(
                 f"max_context={config.max_context}: a model whose tokens see each other takes a "
                 f"text in one step, of max_step_tokens={config.max_step_tokens} at most"
             )
     if model.state_layers:
-        _check_plain(config, device, one_group, "a model with states in place of KV")
+        _check_plain(config, one_group, "a model with states in place of KV")
     if config.deterministic and model.indexed is not None:
         raise ModelLoadError(
             "deterministic=True: a model whose tokens are chosen by an indexer cannot be computed "
@@ -43,11 +47,9 @@ def check_options(
         )
 
 
-def _check_plain(config: EngineConfig, device: torch.device, one_group: bool, model: str) -> None:
+def _check_plain(config: EngineConfig, one_group: bool, model: str) -> None:
     """Refuse every option that needs causal attention over KV. `model`: its name in errors."""
     if one_group:
         raise ModelLoadError(f"{model} cannot be a draft model")
-    if device.type != "cpu":
-        raise ModelLoadError(f"device={config.device!r}: {model} runs on a CPU only")
     if config.deterministic:
         raise ModelLoadError(f"deterministic=True: {model} cannot be computed in tiles")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from asyncinfer.kernels import ops
+from asyncinfer.kernels.row_spans import RowSpans
 
 CHANNELS = 6
 
@@ -29,15 +32,14 @@ def test_any_cuts_give_the_whole(width: int, biased: bool) -> None:
     done = [0, 0, 0]
     for step in ({0: 1, 2: 1}, {0: 4, 1: 1}, {0: 1, 2: 5}, {0: 5, 2: 1}):
         parts = [sequences[row][done[row] : done[row] + count] for row, count in step.items()]
-        counts = torch.tensor([*step.values()])
-        ends = counts.cumsum(0)
+        counts = [*step.values()]
+        ends = list(accumulate(counts))
         y, after = ops.causal_conv(
             torch.cat(parts),
             weight,
             bias,
             torch.stack([states[row] for row in step]),
-            torch.arange(len(step)).repeat_interleave(counts),
-            ends - 1,
+            RowSpans(counts, [end - 1 for end in ends]),
         )
         for row, part, state in zip(step, y.split([*step.values()]), after, strict=True):
             end = done[row] + len(part)
@@ -50,8 +52,8 @@ def test_any_cuts_give_the_whole(width: int, biased: bool) -> None:
 
 def test_states_within_a_row() -> None:
     x, weight = torch.randn(9, CHANNELS), torch.randn(3, CHANNELS)
-    before, rows = torch.randn(2, 2, CHANNELS), torch.tensor([0] * 5 + [1] * 4)
-    _, states = ops.causal_conv(x, weight, None, before, rows, torch.tensor([0, 3, 4, 5, 8]))
+    before, spans = torch.randn(2, 2, CHANNELS), RowSpans([5, 4], [0, 3, 4, 5, 8])
+    _, states = ops.causal_conv(x, weight, None, before, spans)
     assert torch.equal(states[0], torch.stack((before[0, 1], x[0])))
     assert torch.equal(states[1], x[2:4])
     assert torch.equal(states[2], x[3:5])
@@ -60,7 +62,8 @@ def test_states_within_a_row() -> None:
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    x, weight, none = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(0, dtype=torch.int64)
-    rows = torch.zeros(2, dtype=torch.int64)
+    x, weight = torch.zeros(2, 3), torch.zeros(4, 3)
     with pytest.raises(ValueError, match="causal_conv"):
-        ops.causal_conv(x, weight, None, torch.zeros(1, 2, 3), rows, none)
+        ops.causal_conv(x, weight, None, torch.zeros(1, 2, 3), RowSpans([2], []))
+    with pytest.raises(ValueError, match="causal_conv"):
+        ops.causal_conv(x, weight, None, torch.zeros(1, 3, 3), RowSpans([3], []))

@@ -3,12 +3,13 @@ token by token."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from asyncinfer.kernels import ops
-from asyncinfer.kernels.reference.chunks import CHUNK
 from asyncinfer.kernels.reference.gated_delta_rule import recurrent_delta_rule
+from asyncinfer.kernels.row_spans import CHUNK, RowSpans
 
 KEY_HEADS, HEADS, KEY, VALUE = 2, 6, 5, 3
 
@@ -28,10 +29,9 @@ class Rows:
         each = self.decay if channels else self.decay[..., None]
         self.beta = torch.rand(total, HEADS)
         self.before = torch.randn(len(lengths), HEADS, KEY, VALUE)
-        self.rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
         outputs, states = [], []
         state = self.before.clone()
-        for token, row in enumerate(self.rows.tolist()):
+        for token, row in enumerate(np.repeat(range(len(lengths)), lengths)):
             one = slice(token, token + 1)
             q, k = (part[one].repeat_interleave(HEADS // KEY_HEADS, 1) for part in (self.q, self.k))
             parts = (part[None] for part in (q, k, self.v[one], each[one], self.beta[one]))
@@ -45,7 +45,7 @@ class Rows:
         q, k, v = (part.to(dtype) for part in (self.q, self.k, self.v))
         held = self.before.clone()
         y, states = ops.gated_delta_rule(
-            q, k, v, self.decay, self.beta, self.before, self.rows, torch.tensor(marks)
+            q, k, v, self.decay, self.beta, self.before, RowSpans(self.lengths, marks)
         )
         assert torch.equal(held, self.before)
         if dtype is torch.float32:
@@ -95,7 +95,7 @@ def test_a_channel_that_forgets_at_once() -> None:
     rows = Rows(CHUNK, channels=True)
     rows.decay[:, :, 0] = -1000.0
     y, states = ops.gated_delta_rule(
-        rows.q, rows.k, rows.v, rows.decay, rows.beta, rows.before, rows.rows, torch.tensor([9])
+        rows.q, rows.k, rows.v, rows.decay, rows.beta, rows.before, RowSpans([CHUNK], [9])
     )
     assert y.isfinite().all()
     assert states.isfinite().all()
@@ -109,8 +109,7 @@ def test_any_cuts_give_the_whole() -> None:
         y, state = ops.gated_delta_rule(
             *(part[cut] for part in (whole.q, whole.k, whole.v, whole.decay, whole.beta)),
             state,
-            torch.zeros(count, dtype=torch.int64),
-            torch.tensor([count - 1]),
+            RowSpans([count], [count - 1]),
         )
         parts.append(y)
         done += count
@@ -122,7 +121,7 @@ def test_a_decay_to_nothing_leaves_no_nan() -> None:
     rows = Rows(CHUNK)
     rows.decay[:] = -1000.0
     y, states = ops.gated_delta_rule(
-        rows.q, rows.k, rows.v, rows.decay, rows.beta, rows.before, rows.rows, torch.tensor([3])
+        rows.q, rows.k, rows.v, rows.decay, rows.beta, rows.before, RowSpans([CHUNK], [3])
     )
     # All that is left is the token's own.
     own = rows.beta[3, 0] * torch.outer(rows.k[3, 0], rows.v[3, 0])
@@ -139,10 +138,16 @@ def test_bfloat16_has_float32_states() -> None:
 
 def test_shapes_that_do_not_fit() -> None:
     rows = Rows(3, 2)
-    arguments = [rows.q, rows.k, rows.v, rows.decay, rows.beta, rows.before, rows.rows]
-    wrong = {1: rows.k[:, :1], 3: rows.decay.double(), 5: rows.before.mT, 6: rows.rows.int()}
+    spans = RowSpans([3, 2], [4])
+    arguments = [rows.q, rows.k, rows.v, rows.decay, rows.beta, rows.before, spans]
+    wrong = {
+        1: rows.k[:, :1],
+        3: rows.decay.double(),
+        5: rows.before.mT,
+        6: RowSpans([3, 3], [4]),
+    }
     for place, value in wrong.items():
         given = [*arguments]
         given[place] = value
         with pytest.raises(ValueError, match="gated_delta_rule"):
-            ops.gated_delta_rule(*given, torch.tensor([4]))
+            ops.gated_delta_rule(*given)

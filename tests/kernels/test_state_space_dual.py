@@ -3,12 +3,13 @@ recurrence token by token."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from asyncinfer.kernels import ops
-from asyncinfer.kernels.reference.chunks import CHUNK
 from asyncinfer.kernels.reference.state_space_dual import recurrent_state_space
+from asyncinfer.kernels.row_spans import CHUNK, RowSpans
 
 GROUPS, HEADS, STATE, HEAD = 2, 6, 5, 3
 
@@ -24,10 +25,9 @@ class Rows:
         self.c = torch.randn(total, GROUPS, STATE)
         self.decay = -torch.rand(total, HEADS)
         self.before = torch.randn(len(lengths), HEADS, STATE, HEAD)
-        self.rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
         outputs, states = [], []
         state = self.before.clone()
-        for token, row in enumerate(self.rows.tolist()):
+        for token, row in enumerate(np.repeat(range(len(lengths)), lengths)):
             one = slice(token, token + 1)
             b, c = (part[one].repeat_interleave(HEADS // GROUPS, 1) for part in (self.b, self.c))
             parts = (part[None] for part in (self.x[one], b, c, self.decay[one]))
@@ -66,7 +66,7 @@ def test_the_recurrence_is_its_definition() -> None:
 def test_chunks_are_the_recurrence(lengths: tuple[int, ...], marks: list[int]) -> None:
     rows = Rows(*lengths, seed=len(marks))
     held = rows.before.clone()
-    y, states = ops.state_space_dual(*rows.inputs, rows.before, rows.rows, torch.tensor(marks))
+    y, states = ops.state_space_dual(*rows.inputs, rows.before, RowSpans(lengths, marks))
     assert torch.equal(held, rows.before)
     torch.testing.assert_close(y, rows.right, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(states, rows.states[marks], rtol=1e-4, atol=1e-5)
@@ -80,8 +80,7 @@ def test_any_cuts_give_the_whole() -> None:
         y, state = ops.state_space_dual(
             *(part[cut] for part in whole.inputs),
             state,
-            torch.zeros(count, dtype=torch.int64),
-            torch.tensor([count - 1]),
+            RowSpans([count], [count - 1]),
         )
         parts.append(y)
         done += count
@@ -92,7 +91,7 @@ def test_any_cuts_give_the_whole() -> None:
 def test_a_decay_to_nothing_leaves_no_nan() -> None:
     rows = Rows(CHUNK)
     rows.decay[:] = -1000.0
-    y, states = ops.state_space_dual(*rows.inputs, rows.before, rows.rows, torch.tensor([3]))
+    y, states = ops.state_space_dual(*rows.inputs, rows.before, RowSpans([CHUNK], [3]))
     # All that is left is the token's own.
     torch.testing.assert_close(states[0, 0], torch.outer(rows.b[3, 0], rows.x[3, 0]))
     assert y.isfinite().all()
@@ -101,19 +100,23 @@ def test_a_decay_to_nothing_leaves_no_nan() -> None:
 def test_what_a_row_is_in_bfloat16() -> None:
     rows = Rows(9, 4)
     b, c = rows.b.bfloat16(), rows.c.bfloat16()
-    y, states = ops.state_space_dual(
-        rows.x, b, c, rows.decay, rows.before, rows.rows, torch.tensor([12])
-    )
+    y, states = ops.state_space_dual(rows.x, b, c, rows.decay, rows.before, RowSpans([9, 4], [12]))
     assert y.dtype is states.dtype is torch.float32
     torch.testing.assert_close(y, rows.right, rtol=0.1, atol=0.1)
 
 
 def test_shapes_that_do_not_fit() -> None:
     rows = Rows(3, 2)
-    arguments = [*rows.inputs, rows.before, rows.rows]
-    wrong = {0: rows.x.bfloat16(), 1: rows.b[:, :1], 3: rows.decay.double(), 4: rows.before.mT}
+    arguments = [*rows.inputs, rows.before, RowSpans([3, 2], [4])]
+    wrong = {
+        0: rows.x.bfloat16(),
+        1: rows.b[:, :1],
+        3: rows.decay.double(),
+        4: rows.before.mT,
+        5: RowSpans([3, 3], [4]),
+    }
     for place, value in wrong.items():
         given = [*arguments]
         given[place] = value
         with pytest.raises(ValueError, match="state_space_dual"):
-            ops.state_space_dual(*given, torch.tensor([4]))
+            ops.state_space_dual(*given)

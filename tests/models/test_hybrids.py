@@ -293,18 +293,6 @@ async def test_a_state_that_is_not_finite_fails_before_it_is_kept(
     assert list(done.token_ids) == hybrid.answer(prompt, 8)
 
 
-def test_a_gpu_is_refused(hybrid: Hybrid) -> None:
-    options = EngineConfig(device="cuda", kv_bytes=1 << 20)
-    with pytest.raises(ModelLoadError, match=r"device='cuda'.*on a CPU only"):
-        plan_memory(
-            options,
-            read_config(Path(hybrid.path)),
-            torch.float32,
-            torch.device("cuda"),
-            VOCABULARY,
-        )
-
-
 @pytest.mark.parametrize("context", [8, 16, 64])
 def test_one_request_of_a_short_context_has_the_pages_that_it_goes_on_with(
     hybrid: Hybrid, context: int

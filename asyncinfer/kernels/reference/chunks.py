@@ -3,16 +3,13 @@ length (chunkwise parallel form)."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import torch
 
-__all__ = ["CHUNK", "compute_in_chunks"]
+from asyncinfer.kernels.row_spans import RowSpans
 
-#: Tokens of a chunk at most: within one, the work grows with their square.
-CHUNK: Final = 64
+__all__ = ["compute_in_chunks"]
 
 
 def compute_in_chunks(
@@ -21,10 +18,9 @@ def compute_in_chunks(
     silent: int,
     outputs: torch.Tensor,
     before: torch.Tensor,
-    rows: torch.Tensor,
-    marks: torch.Tensor,
+    spans: RowSpans,
 ) -> torch.Tensor:
-    """Fill `outputs` `[tokens, heads, dim]`, and return the states after `marks` `[marks, heads,
+    """Fill `outputs` `[tokens, heads, dim]`, and return the states after the marks `[marks, heads,
     ...]`.
 
     Args:
@@ -33,55 +29,22 @@ def compute_in_chunks(
         inputs: `[tokens, heads, ...]` each.
         silent: how many of the last inputs make a token leave its state as it is where they are 0.
         before: `[rows, heads, ...]`: the state before each row.
-        rows: int64 `[tokens]`: the row of each token, ascending; each row has one.
-        marks: int64 `[marks]`, ascending.
     """
-    after = before.new_empty(len(marks), *before.shape[1:])
+    after = before.new_empty(len(spans.marks), *before.shape[1:])
     state = before.clone()
-    kept = {mark: place for place, mark in enumerate(marks.tolist())}
-    first_silent, device = len(inputs) - silent, rows.device
-    for chunks in _chunks(rows, len(before), kept):
-        # Chunks of like length are computed together.
-        first = torch.tensor([begin for _, begin, _ in chunks], device=device)
-        count = torch.tensor([tokens for _, _, tokens in chunks], device=device)
-        chunk_rows = torch.tensor([row for row, _, _ in chunks], device=device)
-        width = torch.arange(max(tokens for _, _, tokens in chunks), device=device)
-        real = width < count[:, None]
-        # Places behind a shorter chunk are clamped. Their inputs are hidden, so they change no
-        # state.
-        place = (first[:, None] + width).clamp_(max=len(rows) - 1)
+    first_silent = len(inputs) - silent
+    for each in spans.chunks:
         parts = []
-        for number, each in enumerate(inputs):
-            part = each[place]
-            if number >= first_silent:
-                hidden = ~real.view(*real.shape, *[1] * (part.ndim - 2))
+        for number, whole in enumerate(inputs):
+            part = whole[each.tokens]
+            if number >= first_silent and each.hidden is not None:
+                # Inputs behind a shorter chunk are hidden, so they change no state.
+                hidden = each.hidden.view(*each.hidden.shape, *[1] * (part.ndim - 2))
                 part = part.masked_fill(hidden, 0)
             parts.append(part.transpose(1, 2))
-        y, reached = chunk(*parts, state.index_select(0, chunk_rows))
-        outputs[place[real]] = y.transpose(1, 2)[real]
-        state[chunk_rows] = reached
-        for number, (_, begin, tokens) in enumerate(chunks):
-            mark = kept.get(begin + tokens - 1)
-            if mark is not None:
-                after[mark] = reached[number]
+        y, reached = chunk(*parts, state.index_select(0, each.rows))
+        made = y.transpose(1, 2).flatten(0, 1).index_select(0, each.real)
+        outputs.index_copy_(0, each.real_tokens, made)
+        state.index_copy_(0, each.rows, reached)
+        after.index_copy_(0, each.marks, reached.index_select(0, each.marked))
     return after
-
-
-def _chunks(
-    rows: torch.Tensor, count: int, marks: dict[int, int]
-) -> list[list[tuple[int, int, int]]]:
-    """Lists of chunks that are computed one list after another, each chunk a `(row, first token,
-    tokens)`. The chunks of a list are of different rows, and none has twice the tokens of another.
-    Chunks end at marks."""
-    ends = torch.bincount(rows, minlength=count).cumsum(0).tolist()
-    parts: defaultdict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
-    stops, begin = sorted({*marks, *(end - 1 for end in ends)}), 0
-    row = turn = 0
-    for stop in stops:
-        while begin <= stop:
-            tokens = min(stop + 1 - begin, CHUNK)
-            parts[turn, tokens.bit_length()].append((row, begin, tokens))
-            begin, turn = begin + tokens, turn + 1
-        if begin == ends[row]:
-            row, turn = row + 1, 0
-    return [parts[key] for key in sorted(parts)]

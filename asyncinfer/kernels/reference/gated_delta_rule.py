@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.kernels.reference.chunks import compute_in_chunks
+from asyncinfer.kernels.row_spans import RowSpans
 
 __all__ = ["gated_delta_rule", "recurrent_delta_rule"]
 
@@ -44,8 +45,7 @@ def gated_delta_rule(
     decay: torch.Tensor,
     beta: torch.Tensor,
     before: torch.Tensor,
-    rows: torch.Tensor,
-    marks: torch.Tensor,
+    spans: RowSpans,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs of `recurrent_delta_rule`, computed in float32 and in chunks where a row has
     several tokens.
@@ -58,8 +58,7 @@ def gated_delta_rule(
             heads, key_dim]` (Kimi Delta Attention, 2025).
         beta: float32 `[tokens, heads]`, from 0 to 1.
         before: float32 `[rows, heads, key_dim, value_dim]`: the state before each row.
-        rows: int64 `[tokens]`: the row of each token, ascending; each row has one.
-        marks: int64 `[marks]`, ascending: tokens after which the state is wanted.
+        spans: the rows, and the tokens after which the state is wanted.
 
     Returns the outputs `[tokens, heads, value_dim]` in v's dtype, and the states `[marks, heads,
     key_dim, value_dim]` in float32.
@@ -68,14 +67,13 @@ def gated_delta_rule(
     q, k = (part.float().repeat_interleave(shared, dim=1) for part in (q, k))
     dtype, v = v.dtype, v.float()
     chunk = _chunk if decay.ndim == 2 else _chunk_by_channel
-    if len(v) == len(before):
-        # A token for each row.
+    if spans.single:
         each = decay if decay.ndim == 3 else decay[..., None]
         y, states = recurrent_delta_rule(q[None], k[None], v[None], each[None], beta[None], before)
-        return y[0].to(dtype), states.index_select(0, marks)
+        return y[0].to(dtype), states.index_select(0, spans.mark_tokens)
     outputs = torch.empty_like(v)
     inputs = (q, k, v, decay, beta)
-    after = compute_in_chunks(chunk, inputs, 2, outputs, before, rows, marks)
+    after = compute_in_chunks(chunk, inputs, 2, outputs, before, spans)
     return outputs.to(dtype), after
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.kernels.reference.chunks import compute_in_chunks
+from asyncinfer.kernels.row_spans import RowSpans
 
 __all__ = ["recurrent_state_space", "state_space_dual"]
 
@@ -39,8 +40,7 @@ def state_space_dual(
     c: torch.Tensor,
     decay: torch.Tensor,
     before: torch.Tensor,
-    rows: torch.Tensor,
-    marks: torch.Tensor,
+    spans: RowSpans,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs of `recurrent_state_space`, computed in float32 and in chunks where a row has
     several tokens.
@@ -50,21 +50,19 @@ def state_space_dual(
         b, c: `[tokens, groups, state_dim]`. Each of the groups serves as many adjacent heads.
         decay: float32 `[tokens, heads]`, 0 at most.
         before: float32 `[rows, heads, state_dim, head_dim]`: the state before each row.
-        rows: int64 `[tokens]`: the row of each token, ascending; each row has one.
-        marks: int64 `[marks]`, ascending: tokens after which the state is wanted.
+        spans: the rows, and the tokens after which the state is wanted.
 
     Returns the outputs `[tokens, heads, head_dim]` and the states `[marks, heads, state_dim,
     head_dim]`, both in float32.
     """
     shared = x.shape[1] // b.shape[1]
     b, c = (part.float().repeat_interleave(shared, dim=1) for part in (b, c))
-    if len(x) == len(before):
-        # A token for each row.
+    if spans.single:
         y, states = recurrent_state_space(x[None], b[None], c[None], decay[None], before)
-        return y[0], states.index_select(0, marks)
+        return y[0], states.index_select(0, spans.mark_tokens)
     outputs = torch.empty_like(x)
     inputs = (b, c, x, decay)
-    return outputs, compute_in_chunks(_chunk, inputs, 2, outputs, before, rows, marks)
+    return outputs, compute_in_chunks(_chunk, inputs, 2, outputs, before, spans)
 
 
 def _chunk(
