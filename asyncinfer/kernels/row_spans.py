@@ -4,31 +4,31 @@ tokens in order."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["CHUNK", "ChunkBatch", "Padding", "RowSpans"]
+__all__ = ["CHUNK", "ChunkBatch", "ChunkSection", "ChunkTurn", "Padding", "RowSpans"]
 
 I64 = npt.NDArray[np.int64]
 
 #: Tokens of a chunk at most: within one, the work grows with their square.
 CHUNK: Final = 64
+#: Tokens of a section, unless a single turn has more: all of its chunks are in memory at once.
+_SECTION: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkBatch:
-    """Chunks of like length of different rows, which are computed together. All but `hidden` are
-    int64, and lie on the pass's device."""
+    """Chunks of like length, turn after turn. All but `hidden` are int64, and lie on the pass's
+    device."""
 
-    #: `[chunks]`: the row of each.
-    rows: torch.Tensor
     #: `[chunks, width]`: each chunk's tokens. Behind a shorter chunk it is any token.
     tokens: torch.Tensor
     #: bool `[chunks, width]`: which of `tokens` are not the chunk's; None: all are.
@@ -36,9 +36,28 @@ class ChunkBatch:
     #: `[n]`: the places of those that are, in `tokens` flattened; and the tokens in the same order.
     real: torch.Tensor
     real_tokens: torch.Tensor
-    #: `[marked]`: the chunks that end at a mark, and which marks these are.
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTurn:
+    """Chunks of a batch, each of another row, that go on from the states of the turn before."""
+
+    #: Which batch of the section, and which of its chunks.
+    batch: int
+    chunks: slice
+    #: int64 `[chunks]`: their rows; None: every row of the pass, in order.
+    rows: torch.Tensor | None
+    #: int64 `[marked]`: which of the turn's chunks end at a mark, and at which one.
     marked: torch.Tensor
     marks: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSection:
+    """Turns that follow each other, and the batches of their chunks."""
+
+    batches: list[ChunkBatch]
+    turns: list[ChunkTurn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,40 +126,62 @@ class RowSpans:
         return self._padding[past]
 
     @cached_property
-    def chunks(self) -> list[ChunkBatch]:
-        """Chunks of all rows, in lists to be computed one after another. No chunk of a list has
-        twice the tokens of another. ChunkBatch end at marks."""
+    def sections(self) -> list[ChunkSection]:
+        """All tokens in chunks, which end at marks. A turn has one chunk of each row that has so
+        many, in batches of which no chunk has twice the tokens of another."""
         kept = {mark: place for place, mark in enumerate(self.marks)}
         arrays: list[I64] = []
-        widths = []
-        for chunks in _divided(self.counts, kept):
-            rows, first, count = np.array(chunks, np.int64).T
-            width = np.arange(count.max())
-            tokens = first[:, None] + width
-            real = np.flatnonzero(width < count[:, None])
-            ends = [kept.get(begin + tokens - 1, -1) for _, begin, tokens in chunks]
-            marks = np.array(ends, np.int64)
-            marked = np.flatnonzero(marks >= 0)
-            # A chunk's own first token stands in for those behind it.
-            inside = np.where(width < count[:, None], tokens, first[:, None])
-            arrays += [rows, inside, count, real, tokens.flatten()[real], marked, marks[marked]]
-            widths.append(len(real) < tokens.size)
+        #: Of each section, whether a batch has shorter chunks, and its turns.
+        layouts: list[tuple[list[bool], list[tuple[int, slice, bool]]]] = []
+        for section in _in_sections(_divided(self.counts, kept)):
+            batches: dict[int, list[_Chunk]] = {}
+            turns = []
+            for bits, chunks in section:
+                batch = batches.setdefault(bits, [])
+                places = slice(len(batch), len(batch) + len(chunks))
+                batch += chunks
+                every = [row for row, _, _ in chunks] == list(range(self.rows))
+                turns.append(([*batches].index(bits), places, every))
+            parts = [_batch_arrays(batch) for batch in batches.values()]
+            arrays += chain.from_iterable(parts)
+            arrays += chain.from_iterable(_turn_arrays(chunks, kept) for _, chunks in section)
+            layouts.append(([len(real) < tokens.size for tokens, _, real, _ in parts], turns))
         uploaded = iter(_upload(self.device, *arrays))
-        found = []
-        for short in widths:
-            rows_, inside_, count_, *rest = (next(uploaded) for _ in range(7))
-            hidden = None
-            if short:
-                width_ = torch.arange(inside_.shape[1], device=self.device)
-                hidden = width_ >= count_[:, None]
-            found.append(ChunkBatch(rows_, inside_, hidden, *rest))
-        return found
+        return [
+            ChunkSection(
+                [self._batch(*islice(uploaded, 4), short=each) for each in short],
+                [
+                    ChunkTurn(number, places, None if every else rows, marked, marks)
+                    for number, places, every in turns
+                    for rows, marked, marks in [tuple(islice(uploaded, 3))]
+                ],
+            )
+            for short, turns in layouts
+        ]
+
+    def _batch(
+        self,
+        tokens: torch.Tensor,
+        counts: torch.Tensor,
+        real: torch.Tensor,
+        real_tokens: torch.Tensor,
+        *,
+        short: bool,
+    ) -> ChunkBatch:
+        hidden = None
+        if short:
+            hidden = torch.arange(tokens.shape[1], device=self.device) >= counts[:, None]
+        return ChunkBatch(tokens, hidden, real, real_tokens)
 
 
-def _divided(counts: Sequence[int], marks: dict[int, int]) -> list[list[tuple[int, int, int]]]:
-    """Lists of chunks, each a `(row, first token, tokens)`."""
+#: A chunk: its row, its first token, how many it has.
+_Chunk = tuple[int, int, int]
+
+
+def _divided(counts: Sequence[int], marks: Mapping[int, int]) -> list[tuple[int, list[_Chunk]]]:
+    """Turn after turn the chunks of like length, and the bits of that length."""
     ends = list(accumulate(counts))
-    parts: defaultdict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+    parts: defaultdict[tuple[int, int], list[_Chunk]] = defaultdict(list)
     stops, begin = sorted({*marks, *(end - 1 for end in ends)}), 0
     row = turn = 0
     for stop in stops:
@@ -150,7 +191,40 @@ def _divided(counts: Sequence[int], marks: dict[int, int]) -> list[list[tuple[in
             begin, turn = begin + tokens, turn + 1
         if begin == ends[row]:
             row, turn = row + 1, 0
-    return [parts[key] for key in sorted(parts)]
+    return [(bits, parts[turn, bits]) for turn, bits in sorted(parts)]
+
+
+def _in_sections(
+    turns: Sequence[tuple[int, list[_Chunk]]],
+) -> Iterator[list[tuple[int, list[_Chunk]]]]:
+    section: list[tuple[int, list[_Chunk]]] = []
+    tokens = 0
+    for bits, chunks in turns:
+        more = sum(count for _, _, count in chunks)
+        if section and tokens + more > _SECTION:
+            yield section
+            section, tokens = [], 0
+        section.append((bits, chunks))
+        tokens += more
+    yield section
+
+
+def _batch_arrays(chunks: Sequence[_Chunk]) -> tuple[I64, I64, I64, I64]:
+    """`tokens`, how many each chunk has, `real` and `real_tokens` of a `ChunkBatch`."""
+    _, first, count = np.array(chunks, np.int64).T
+    width = np.arange(count.max())
+    inside, tokens = width < count[:, None], first[:, None] + width
+    real = np.flatnonzero(inside)
+    # A chunk's own first token stands in for those behind it.
+    return np.where(inside, tokens, first[:, None]), count, real, tokens.flatten()[real]
+
+
+def _turn_arrays(chunks: Sequence[_Chunk], marks: Mapping[int, int]) -> tuple[I64, I64, I64]:
+    """`rows`, `marked` and `marks` of a `ChunkTurn`."""
+    rows, first, count = np.array(chunks, np.int64).T
+    ends = np.array([marks.get(last, -1) for last in (first + count - 1).tolist()], np.int64)
+    marked = np.flatnonzero(ends >= 0)
+    return rows, marked, ends[marked]
 
 
 def _upload(device: torch.device, *arrays: I64) -> list[torch.Tensor]:

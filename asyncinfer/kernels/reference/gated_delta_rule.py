@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from asyncinfer.kernels.reference.chunks import compute_in_chunks
+from asyncinfer.kernels.reference.chunks import PreparedChunks, compute_in_chunks
 from asyncinfer.kernels.row_spans import RowSpans
 
 __all__ = ["gated_delta_rule", "recurrent_delta_rule"]
@@ -64,68 +64,84 @@ def gated_delta_rule(
     key_dim, value_dim]` in float32.
     """
     shared = v.shape[1] // q.shape[1]
-    q, k = (part.float().repeat_interleave(shared, dim=1) for part in (q, k))
-    dtype, v = v.dtype, v.float()
-    chunk = _chunk if decay.ndim == 2 else _chunk_by_channel
+    dtype, q, k, v = v.dtype, q.float(), k.float(), v.float()
+    prepare = _prepared if decay.ndim == 2 else _prepared_by_channel
     if spans.single:
         each = decay if decay.ndim == 3 else decay[..., None]
+        q, k = (part.repeat_interleave(shared, dim=1) for part in (q, k))
         y, states = recurrent_delta_rule(q[None], k[None], v[None], each[None], beta[None], before)
         return y[0].to(dtype), states.index_select(0, spans.mark_tokens)
     outputs = torch.empty_like(v)
     inputs = (q, k, v, decay, beta)
-    after = compute_in_chunks(chunk, inputs, 2, outputs, before, spans)
+    after = compute_in_chunks(prepare, inputs, 2, outputs, before, spans)
     return outputs.to(dtype), after
 
 
-def _chunk(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One chunk of each sequence. `q`, `k` and `v` are `[sequences, heads, tokens, dim]`.
-
-    What a token adds to the state, times its key, depends on what the tokens before it add: a
-    triangular system, solved at once for all of them (section 3.3 of the paper).
-    """
+def _prepared(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> PreparedChunks:
+    """Chunks whose `decay` is `[heads, chunks, tokens]`. `q`, `k` and `v` are `[heads, chunks,
+    tokens, dim]`."""
+    q, k = (part.repeat_interleave(len(v) // len(k), dim=0) for part in (q, k))
     total = decay.cumsum(-1)
     # The share of token j's change that is left at token i.
     left = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
-    passed = total.exp()[..., None]
-    overlap = (k @ k.mT) * left * beta[..., None]
-    wanted = (v - passed * (k @ state)) * beta[..., None]
-    change = torch.linalg.solve_triangular(overlap, wanted, upper=False, unitriangular=True)
-    outputs = passed * (q @ state) + (q @ k.mT * left) @ change
     last = total[..., -1:]
-    kept = k * (last - total).exp()[..., None]
-    return outputs, state * last.exp()[..., None] + kept.mT @ change
+    return _solved(
+        overlap=(k @ k.mT) * left,
+        seen=(q @ k.mT) * left,
+        arrived=k * total.exp()[..., None],
+        read=q * total.exp()[..., None],
+        v=v,
+        beta=beta,
+        kept=k * (last - total).exp()[..., None],
+        lasting=last.exp()[..., None],
+    )
 
 
-def _chunk_by_channel(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_chunk` with `decay` `[sequences, heads, tokens, key_dim]`. The decay differs in each
+def _prepared_by_channel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> PreparedChunks:
+    """`_prepared` with `decay` `[heads, chunks, tokens, key_dim]`. The decay differs in each
     dimension of a key, and so is part of each product of two keys."""
+    q, k = (part.repeat_interleave(len(v) // len(k), dim=0) for part in (q, k))
     total = decay.cumsum(-2)
     future = torch.ones(total.shape[-2], total.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     left = total[..., :, None, :] - total[..., None, :, :]
     left = left.masked_fill_(future[..., None], float("-inf")).exp_()
-    # `[sequences, heads, tokens, tokens, 2]`: each token's key and query with each key before it.
+    # `[heads, chunks, tokens, tokens, 2]`: each token's key and query with each key before it.
     products = left.mul_(k[..., None, :, :]) @ torch.stack((k, q), dim=-1)
     overlap, seen = products.unbind(-1)
-    passed = total.exp()
-    wanted = (v - (k * passed) @ state) * beta[..., None]
-    change = torch.linalg.solve_triangular(
+    last = total[..., -1:, :]
+    return _solved(
+        overlap=overlap,
+        seen=seen,
+        arrived=k * total.exp(),
+        read=q * total.exp(),
+        v=v,
+        beta=beta,
+        kept=k * (last - total).exp(),
+        lasting=last.exp().mT,
+    )
+
+
+def _solved(
+    *,
+    overlap: torch.Tensor,
+    seen: torch.Tensor,
+    arrived: torch.Tensor,
+    read: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    kept: torch.Tensor,
+    lasting: torch.Tensor,
+) -> PreparedChunks:
+    """What a token adds to the state, times its key, depends on what the tokens before it add: a
+    triangular system, solved at once for all of them, and for any state (section 3.3 of the paper).
+    """
+    wanted = torch.cat((arrived, v), dim=-1) * beta[..., None]
+    solved = torch.linalg.solve_triangular(
         overlap * beta[..., None], wanted, upper=False, unitriangular=True
     )
-    outputs = (q * passed) @ state + seen @ change
-    last = total[..., -1:, :]
-    kept = k * (last - total).exp()
-    return outputs, state * last.exp().mT + kept.mT @ change
+    corrected, change = solved.split([arrived.shape[-1], v.shape[-1]], dim=-1)
+    return PreparedChunks(change, torch.cat((corrected, read), dim=-2), kept.mT, lasting, seen)

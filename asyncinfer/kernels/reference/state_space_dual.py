@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from asyncinfer.kernels.reference.chunks import compute_in_chunks
+from asyncinfer.kernels.reference.chunks import PreparedChunks, compute_in_chunks
 from asyncinfer.kernels.row_spans import RowSpans
 
 __all__ = ["recurrent_state_space", "state_space_dual"]
@@ -56,26 +56,32 @@ def state_space_dual(
     head_dim]`, both in float32.
     """
     shared = x.shape[1] // b.shape[1]
-    b, c = (part.float().repeat_interleave(shared, dim=1) for part in (b, c))
+    b, c = b.float(), c.float()
     if spans.single:
+        b, c = (part.repeat_interleave(shared, dim=1) for part in (b, c))
         y, states = recurrent_state_space(x[None], b[None], c[None], decay[None], before)
         return y[0], states.index_select(0, spans.mark_tokens)
     outputs = torch.empty_like(x)
     inputs = (b, c, x, decay)
-    return outputs, compute_in_chunks(_chunk, inputs, 2, outputs, before, spans)
+    return outputs, compute_in_chunks(_prepared, inputs, 2, outputs, before, spans)
 
 
-def _chunk(
-    b: torch.Tensor, c: torch.Tensor, x: torch.Tensor, decay: torch.Tensor, state: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One chunk of each sequence. `b`, `c` and `x` are `[sequences, heads, tokens, dim]`.
+def _prepared(
+    b: torch.Tensor, c: torch.Tensor, x: torch.Tensor, decay: torch.Tensor
+) -> PreparedChunks:
+    """Of chunks: `b`, `c` and `x` are `[heads, chunks, tokens, dim]`, `decay` without the last.
 
     The tokens' part in each other's outputs is attention with a decay (section 6 of the paper).
     """
+    b, c = (part.repeat_interleave(len(x) // len(b), dim=0) for part in (b, c))
     total = decay.cumsum(-1)
     # The share of token j's change that is left at token i.
     left = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
-    outputs = total.exp()[..., None] * (c @ state) + (c @ b.mT * left) @ x
     last = total[..., -1:]
-    kept = b * (last - total).exp()[..., None]
-    return outputs, state * last.exp()[..., None] + kept.mT @ x
+    return PreparedChunks(
+        change=x,
+        read=c * total.exp()[..., None],
+        kept=(b * (last - total).exp()[..., None]).mT,
+        lasting=last.exp()[..., None],
+        seen=(c @ b.mT) * left,
+    )
