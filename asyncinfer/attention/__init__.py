@@ -8,7 +8,8 @@ from asyncinfer.attention.indexed import IndexedAttention, IndexQueries
 from asyncinfer.attention.kv import KVCache, LayerKV
 from asyncinfer.attention.native import FixedRows, compile_native, reads_plain_pages
 from asyncinfer.attention.paged import HeadNorms, PagedAttention
-from asyncinfer.attention.states import StateCache, StatePass, StateRows, StateShape
+from asyncinfer.attention.recorded_states import RecordedStates
+from asyncinfer.attention.states import LayerStates, StateCache, StatePass, StateRows, StateShape
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.attention.whole import WholeAttention
 
@@ -28,7 +29,9 @@ __all__ = [
     "KVCache",
     "KVFormat",
     "LayerKV",
+    "LayerStates",
     "PagedAttention",
+    "RecordedStates",
     "StateCache",
     "StatePass",
     "StateRows",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import torch
 
 from asyncinfer.kernels.row_spans import RowSpans
 
-__all__ = ["StateCache", "StatePass", "StateRows", "StateShape"]
+__all__ = ["LayerStates", "StateCache", "StatePass", "StateRows", "StateShape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ class StateRows:
 
 
 class StateCache:
-    """The pages of one state group. `tensors[t]` is `[num_pages, layers, *shape]`: one tensor of
-    the state for each of `layers`, the model's layers in the group in order."""
+    """The pages of one state group, and a spare one. `tensors[t]` is `[pages, layers, *shape]`: one
+    tensor of the state for each of `layers`, the model's layers in the group in order."""
 
     def __init__(
         self,
@@ -128,9 +128,11 @@ class StateCache:
     ) -> None:
         """`dtype` is the model's."""
         self.device = torch.device(device)
+        #: The page of no block, for rows of padding.
+        self.spare_page = num_pages
         self.tensors = [
             torch.zeros(
-                (num_pages, len(layers), *each.shape), dtype=each.dtype or dtype, device=device
+                (num_pages + 1, len(layers), *each.shape), dtype=each.dtype or dtype, device=device
             )
             for each in shapes
         ]
@@ -167,6 +169,21 @@ class StateCache:
             tensor[page] = held[tokens - first]
 
 
+class LayerStates(Protocol):
+    """The states of one pass, as layers see them."""
+
+    @property
+    def spans(self) -> RowSpans:
+        """The rows, and as marks the tokens after which states are kept."""
+
+    def before(self, layer: int) -> list[torch.Tensor]:
+        """The tensors of the layer's states before each row, `[rows, *shape]`, zero where a
+        sequence begins. They must not be changed."""
+
+    def keep(self, layer: int, *states: torch.Tensor) -> None:
+        """The tensors of the layer's states after each mark, `[marks, *shape]`."""
+
+
 class StatePass:
     """The states of one forward pass. Nothing is written to the pages before `commit`, so that a
     pass that fails has changed nothing."""
@@ -176,6 +193,7 @@ class StatePass:
         self._cache = cache
         self._slots = slots
         self.rows = rows
+        self.spans = rows.spans
         self._before = [tensor.index_select(0, rows.before) for tensor in cache.tensors]
         if len(rows.new):
             # What a page without a state holds may be NaN.
@@ -185,13 +203,12 @@ class StatePass:
         ]
 
     def before(self, layer: int) -> list[torch.Tensor]:
-        """The tensors of the layer's states before each row, `[rows, *shape]`, zero where a
-        sequence begins. They must not be changed."""
+        """See `LayerStates`."""
         place = self._cache.place[layer]
         return [states[:, place] for states in self._before]
 
     def keep(self, layer: int, *states: torch.Tensor) -> None:
-        """The tensors of the layer's states after each mark of the rows, `[marks, *shape]`."""
+        """See `LayerStates`."""
         place = self._cache.place[layer]
         for after, state in zip(self._after, states, strict=True):
             after[:, place] = state

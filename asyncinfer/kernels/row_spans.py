@@ -105,9 +105,14 @@ class RowSpans:
         """Whether each row has one token."""
         return self.tokens == self.rows
 
+    def at_marks(self, states: torch.Tensor) -> torch.Tensor:
+        """Of `[tokens, ...]` those at the marks."""
+        if self.marks == list(range(self.tokens)):
+            return states
+        return states.index_select(0, self._mark_tokens)
+
     @cached_property
-    def mark_tokens(self) -> torch.Tensor:
-        """`marks` as int64 on the device."""
+    def _mark_tokens(self) -> torch.Tensor:
         (marks,) = _upload(self.device, np.array(self.marks, np.int64))
         return marks
 

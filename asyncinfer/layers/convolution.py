@@ -37,7 +37,7 @@ class ShortConvolution:
         assert states is not None, "a layer with a state"
         b, c, x = self.inputs(x, adapters).chunk(3, dim=-1)
         (before,) = states.before(self.layer)
-        spans = states.rows.spans
+        spans = states.spans
         y, after = ops.causal_conv(b * x, self.weight, self.bias, before, spans)
         states.keep(self.layer, after)
         return self.out(y.mul_(c), adapters)

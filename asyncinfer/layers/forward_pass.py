@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from asyncinfer.attention import Attend, StatePass
+from asyncinfer.attention import Attend, LayerStates
 from asyncinfer.layers.lora import LoraRows
 from asyncinfer.layers.rope import Angles
 
@@ -28,7 +28,7 @@ class ForwardPass:
     #: `[tokens, 1, 1]`.
     temperatures: Sequence[torch.Tensor] = ()
     #: The states of layers that keep one in place of KV; None where no layer does.
-    states: StatePass | None = None
+    states: LayerStates | None = None
     #: The per-layer embeddings of the tokens, `[tokens, layers, size]`; None where layers get none.
     per_layer: torch.Tensor | None = None
     #: The keys and values `[tokens, kv_heads, head_dim]` that later layers share, by layer.

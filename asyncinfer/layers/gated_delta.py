@@ -78,7 +78,7 @@ class GatedDeltaNet:
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         states, adapters = forward.states, forward.adapters
         assert states is not None, "a layer with a state"
-        spans = states.rows.spans
+        spans = states.spans
         past, before = states.before(self.layer)
         channels = self.weight.shape[1]
         mixed, gate = self.inputs(x, adapters).tensor_split([channels], dim=-1)

@@ -114,7 +114,7 @@ class Mamba2:
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         states, adapters = forward.states, forward.adapters
         assert states is not None, "a layer with a state"
-        spans = states.rows.spans
+        spans = states.spans
         past, before = states.before(self.layer)
         projected = self.inputs(x, adapters)
         if self.scales is not None:

@@ -13,7 +13,7 @@ from asyncinfer.attention import (
     DeviceBatch,
     IndexedAttention,
     KVCache,
-    StatePass,
+    LayerStates,
     WholeAttention,
     begin_attention,
     in_chunks,
@@ -136,7 +136,7 @@ class Decoder:
         kv: Sequence[KVCache],
         batches: Sequence[DeviceBatch],
         adapters: LoraRows | None = None,
-        states: StatePass | None = None,
+        states: LayerStates | None = None,
     ) -> torch.Tensor:
         """Hidden states `[tokens, hidden]` in the model's dtype, before the final norm.
 
@@ -155,7 +155,7 @@ class Decoder:
         kv: Sequence[KVCache],
         batches: Sequence[DeviceBatch],
         adapters: LoraRows | None = None,
-        states: StatePass | None = None,
+        states: LayerStates | None = None,
     ) -> ForwardPass:
         """What each layer is given in `run`, and in `predict` after it; arguments of `forward`.
         Call it once for the same tokens: it clears each page of which one of them is the first."""

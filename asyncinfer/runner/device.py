@@ -178,8 +178,8 @@ def choose_graphs(
     predicts: bool = False,
 ) -> Graphs:
     """When a GPU records steps over the caches `kv` of these `groups`: as `config` says if Triton's
-    kernels attend over all of them, else never, which is a fallback unless `config` asked for it.
-    Of a model that `predicts` further tokens only the layers are recorded.
+    kernels attend over all of them that hold KV, else never, which is a fallback unless `config`
+    asked for it. Of a model that `predicts` further tokens only the layers are recorded.
 
     Torch's operators are not recorded: `reference.paged_attention` and `reference.kv_write` need
     numbers on the host, and masked attention reads the whole width of every table.
@@ -187,7 +187,7 @@ def choose_graphs(
     wanted = config.cuda_graphs
     # A recorded step has one cache for each group; recorded layers may have several.
     alone = predicts or len(set(groups)) == len(groups)
-    if wanted == "off" or (alone and all(isinstance(c, KVCache) and reads_pages(c) for c in kv)):
+    if wanted == "off" or (alone and all(isinstance(c, StateCache) or reads_pages(c) for c in kv)):
         return wanted
     if config.kernels != "torch" and not config.deterministic:
         fallbacks.add("graphs", "not all of its attention is by Triton's kernels")

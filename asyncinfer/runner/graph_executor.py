@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from asyncinfer.adapters import AdapterPool
-from asyncinfer.attention import KVCache
+from asyncinfer.attention import KVCache, StateCache
 from asyncinfer.kernels.dispatch import wants_triton
 from asyncinfer.models import Decoder
 from asyncinfer.runner.accelerator import Accelerator
@@ -63,7 +63,7 @@ class GraphExecutor(EagerExecutor):
         self,
         accelerator: Accelerator,
         decoder: Decoder,
-        kv: Sequence[KVCache],
+        kv: Sequence[KVCache | StateCache],
         spec: RunnerSpec,
         history: TokenHistory,
         sampling: SamplingState,
@@ -86,14 +86,16 @@ class GraphExecutor(EagerExecutor):
         self._tokens = token_sizes(spec.max_step_tokens, decoder.config.hidden_size)
         self._rows = row_sizes(sizes[-1])
         self._forward = RecordedForward(
-            *(accelerator, decoder, kv, spec, self.state, history),
-            groups=groups,
+            *(accelerator, decoder, [cache for _, cache in self._paged]),
+            *(spec, self.state, history),
+            groups=[at for at, _ in self._paged],
             rows=self._rows[-1],
             tokens=self._tokens[-1],
             adapters=adapters,
         )
-        #: Whether passes are recorded: chunked attention cuts rows on the host, by their lengths.
-        self._passes = not decoder.config.chunked_layers
+        #: Whether passes are recorded: chunked attention cuts rows on the host, by their lengths,
+        #: and so do layers with a state.
+        self._passes = not (decoder.config.chunked_layers or self._kept)
         #: The pinned memory of the step that is being launched.
         self._staging: Staging | None = None
         self._replaying = True
@@ -215,6 +217,9 @@ class GraphExecutor(EagerExecutor):
         self.state.send(buffers.staging)
         self.graphs.run(size, draws, bool((self.inputs.adapters[slots] >= 0).any()))
         self.state.counted(slots)
+        for _, states in self._kept:
+            for slot in step.slots:
+                states.drop_aside(slot)
         if draws is Draws.LOGITS:
             self._fill_masks(step)
             sampled = self.sampling.sample(self._step.logits[:rows], slots, starts + 1)

@@ -98,7 +98,7 @@ class ModelRunner:
             self.executor = ReplayExecutor(decoder, kv, spec, *state, adapters, self._groups)
         else:
             self.executor = recorded = GraphExecutor(
-                *(accelerator, decoder, _without_states(kv), spec, *state, adapters, groups),
+                *(accelerator, decoder, kv, spec, *state, adapters, groups),
                 hold=graph_memory,
                 fallbacks=self._fallbacks,
             )
@@ -285,7 +285,7 @@ class ModelRunner:
 def _without_states(kv: Sequence[KVCache | StateCache]) -> list[KVCache]:
     """The groups, of which none may have states."""
     plain = [group for group in kv if isinstance(group, KVCache)]
-    assert len(plain) == len(kv), "only the eager executor computes states"
+    assert len(plain) == len(kv), "a deterministic executor computes no states"
     return plain
 
 

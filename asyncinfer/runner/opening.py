@@ -154,10 +154,8 @@ def _runner(
 ) -> ModelRunner:
     kv_format, beside = choose_kv(config.kv, decoder.device), decoder.config.head_kv is not None
     predicts = PREDICTOR if decoder.config.predicts else HEAD if beside else ""
-    if decoder.config.indexed is not None or (
-        decoder.config.state_layers and decoder.device.type == "cuda"
-    ):
-        # Sparse attention reads lengths on the host, and so do layers with a state.
+    if decoder.config.indexed is not None:
+        # Sparse attention reads lengths on the host.
         config = config.replace(cuda_graphs="off")
     spec = plan_memory(
         config, decoder.config, decoder.dtype, decoder.device, tokens, one_group=one_group

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncinfer.adapters import AdapterPool
-from asyncinfer.attention import DeviceBatch, KVCache
+from asyncinfer.attention import DeviceBatch, KVCache, RecordedStates, StateCache
 from asyncinfer.kernels import ops
 from asyncinfer.models import Decoder
 from asyncinfer.runner.slot_state import SlotState
@@ -25,6 +25,7 @@ class RecordedStep:
     every slot.
 
     Args:
+        kv: each KV group's pages.
         rows: most rows of a batch.
         in_flight: most steps whose results are not fetched yet.
     """
@@ -32,7 +33,7 @@ class RecordedStep:
     def __init__(
         self,
         decoder: Decoder,
-        kv: Sequence[KVCache],
+        kv: Sequence[KVCache | StateCache],
         spec: RunnerSpec,
         state: SlotState,
         history: TokenHistory,
@@ -42,7 +43,8 @@ class RecordedStep:
     ) -> None:
         device = state.rows.device
         self._decoder = decoder
-        self._kv = kv
+        self._paged = [(at, cache) for at, cache in enumerate(kv) if isinstance(cache, KVCache)]
+        self._kept = [(at, cache) for at, cache in enumerate(kv) if isinstance(cache, StateCache)]
         self._block_size = spec.block_size
         self._vocab_size = spec.vocab_size
         self._state = state
@@ -75,20 +77,28 @@ class RecordedStep:
         )
         batches = [
             DeviceBatch(
-                block_tables=tables,
+                block_tables=inputs.block_tables[at],
                 seq_lens=inputs.seq_lens,
                 query_starts=self._query_starts[: size + 1],
-                slot_mapping=mapping,
+                slot_mapping=inputs.slot_mapping[at],
                 block_size=self._block_size,
                 decode_rows=size,
                 arrivals=self._arrivals,
             )
-            for tables, mapping in zip(inputs.block_tables, inputs.slot_mapping, strict=True)
+            for at, _ in self._paged
         ]
+        states = None
+        for at, cache in self._kept:
+            states = RecordedStates(
+                cache, inputs.block_tables[at], inputs.positions, inputs.seq_lens
+            )
         lora = None
         if adapted and self._adapters is not None:
             lora = self._adapters.rows_on_device(state.adapters.index_select(0, rows))
-        hidden = self._decoder.forward(inputs.tokens, inputs.positions, self._kv, batches, lora)
+        kv = [cache for _, cache in self._paged]
+        hidden = self._decoder.forward(inputs.tokens, inputs.positions, kv, batches, lora, states)
+        if states is not None:
+            states.commit()
         as_stored = draws is Draws.LOGITS or self._sampler.fused
         logits = self._decoder.logits(hidden, as_stored=as_stored)[:, : self._vocab_size]
         if draws is Draws.LOGITS:

@@ -33,7 +33,7 @@ def causal_conv(
     if spans.single:
         inputs = torch.cat((before, x[:, None]), dim=1)
         y = (inputs.float() * weight.float()).sum(dim=1)
-        states = inputs[:, 1:].index_select(0, spans.mark_tokens)
+        states = spans.at_marks(inputs[:, 1:])
     else:
         # Each row's inputs behind its state. What runs over from one row into the next is dropped.
         there = spans.padded(past)

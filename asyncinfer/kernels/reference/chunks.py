@@ -1,5 +1,5 @@
-"""Computes a linear recurrence over each row's tokens in chunks (the chunkwise parallel form of Yang
-et al., Gated Delta Networks, 2024, and of Dao and Gu, Transformers are SSMs, 2024)."""
+"""Computes a linear recurrence over each row's tokens in chunks, as Yang et al. (Gated Delta
+Networks, 2024) and Dao and Gu (Transformers are SSMs, 2024) do."""
 
 from __future__ import annotations
 

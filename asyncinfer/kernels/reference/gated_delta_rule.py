@@ -70,7 +70,7 @@ def gated_delta_rule(
         each = decay if decay.ndim == 3 else decay[..., None]
         q, k = (part.repeat_interleave(shared, dim=1) for part in (q, k))
         y, states = recurrent_delta_rule(q[None], k[None], v[None], each[None], beta[None], before)
-        return y[0].to(dtype), states.index_select(0, spans.mark_tokens)
+        return y[0].to(dtype), spans.at_marks(states)
     outputs = torch.empty_like(v)
     inputs = (q, k, v, decay, beta)
     after = compute_in_chunks(prepare, inputs, 2, outputs, before, spans)

@@ -60,7 +60,7 @@ def state_space_dual(
     if spans.single:
         b, c = (part.repeat_interleave(shared, dim=1) for part in (b, c))
         y, states = recurrent_state_space(x[None], b[None], c[None], decay[None], before)
-        return y[0], states.index_select(0, spans.mark_tokens)
+        return y[0], spans.at_marks(states)
     outputs = torch.empty_like(x)
     inputs = (b, c, x, decay)
     return outputs, compute_in_chunks(_prepared, inputs, 2, outputs, before, spans)
