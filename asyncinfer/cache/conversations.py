@@ -21,7 +21,7 @@ class Conversation:
         ttl: seconds after its last request from which on it counts as over.
     """
 
-    __slots__ = ("ended", "entries", "pinned", "state", "ttl", "until")
+    __slots__ = ("ended", "entries", "leaving", "pinned", "state", "ttl", "until", "waits")
 
     def __init__(self, ttl: float = math.inf) -> None:
         self.ttl = ttl
@@ -29,6 +29,9 @@ class Conversation:
         self.state: ConversationState = "live"
         #: No request of it comes any more.
         self.ended = False
+        #: Its request has ended, and keeps its blocks until a step in flight is computed; and the
+        #: conversation waits for a tool since then.
+        self.leaving = self.waits = False
         #: Its blocks when its last request ended, the beginning first. Some may be evicted.
         self.entries: list[CacheEntry] = []
         #: How many of them it pins, from the beginning on.
@@ -83,10 +86,16 @@ class Conversations:
         if conversation.ended:
             self.end(conversation)
             return
-        self.set_state(conversation, "live")
+        self.set_state(conversation, "waiting" if conversation.waits else "live")
+        conversation.leaving = conversation.waits = False
         conversation.until = now + conversation.ttl
         self.due = min(self.due, conversation.until)
         self._pin(conversation)
+
+    def wait(self, conversation: Conversation) -> None:
+        """Its answer called a tool."""
+        conversation.waits = conversation.leaving
+        self.set_state(conversation, "waiting")
 
     def set_state(self, conversation: Conversation, state: ConversationState) -> None:
         """What the conversation does now, for as long as it is not ended."""

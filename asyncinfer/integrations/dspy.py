@@ -9,6 +9,7 @@ from typing import Any, Final
 from asyncinfer.engine import Engine, SyncEngine
 from asyncinfer.errors import AsyncInferError, InvalidRequest, Overloaded
 from asyncinfer.integrations.dspy_requests import Events, chat_of, options_of, response
+from asyncinfer.integrations.engines import awaited
 
 try:
     import dspy
@@ -105,14 +106,14 @@ class AsyncDSPyEngine(_Shared):
 
     async def complete(self, request: lm15.Request) -> lm15.Response:
         """The whole answer. Raises errors of `dspy.lm15`."""
-        engine = self._awaited()
+        engine = awaited(self._engine)
         with _translated():
             done = await engine.generate(chat_of(request), **self._merged(request))
             return response(engine, done)
 
     async def stream(self, request: lm15.Request) -> AsyncIterator[lm15.StreamEvent]:
         """The events of an answer. Raises as `complete` does."""
-        engine = self._awaited()
+        engine = awaited(self._engine)
         events = Events(engine.model.name)
         with _translated():
             async with engine.stream(chat_of(request), **self._merged(request)) as stream:
@@ -123,9 +124,6 @@ class AsyncDSPyEngine(_Shared):
 
     async def aclose(self) -> None:
         """Does nothing: whoever opened the engine closes it."""
-
-    def _awaited(self) -> Engine:
-        return self._engine.engine if isinstance(self._engine, SyncEngine) else self._engine
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 from asyncinfer.chunk import Completion, Usage
 from asyncinfer.engine import Engine, SyncEngine
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.integrations.engines import awaited
 from asyncinfer.integrations.langchain_messages import answer, chat_messages, delta, ending
 
 try:
@@ -150,7 +151,9 @@ class ChatAsyncInfer(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         return self._result(
-            await self._awaited().generate(chat_messages(messages), **self._merged(stop, kwargs))
+            await awaited(self.engine).generate(
+                chat_messages(messages), **self._merged(stop, kwargs)
+            )
         )
 
     def _stream(
@@ -177,14 +180,11 @@ class ChatAsyncInfer(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         options = self._merged(stop, kwargs, streamed=True)
         reason = None
-        async with self._awaited().stream(chat_messages(messages), **options) as stream:
+        async with awaited(self.engine).stream(chat_messages(messages), **options) as stream:
             async for chunk in stream:
                 reason = chunk.finish_reason
                 yield delta(chunk)
             yield ending(self.engine.model.name, reason, stream.usage or Usage())
-
-    def _awaited(self) -> Engine:
-        return self.engine.engine if isinstance(self.engine, SyncEngine) else self.engine
 
     def _blocking(self) -> SyncEngine:
         if isinstance(self.engine, SyncEngine):

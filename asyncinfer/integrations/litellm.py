@@ -17,6 +17,7 @@ from asyncinfer.errors import (
     InvalidRequest,
     Overloaded,
 )
+from asyncinfer.integrations.engines import AnyEngine, awaited
 from asyncinfer.server.chat_forms import chat_options, delta_of, message_of
 from asyncinfer.server.errors import HttpError
 from asyncinfer.server.fields import CHAT, check_fields
@@ -35,7 +36,6 @@ except ModuleNotFoundError as error:
 
 __all__ = ["LiteLLMProvider"]
 
-AnyEngine = Engine | SyncEngine
 #: What LiteLLM adds to requests, and an engine in this process ignores.
 _THEIRS: Final = ("stream", "stream_options", "max_retries", "extra_headers", "user")
 
@@ -58,8 +58,8 @@ class LiteLLMProvider(CustomLLM):
         self._options = options
         named = engine if isinstance(engine, Mapping) else {"": engine}
         #: As given, for calls that block.
-        self._given = {_awaited(each): each for each in named.values()}
-        several = {name: _awaited(each) for name, each in named.items()}
+        self._given = {awaited(each): each for each in named.values()}
+        several = {name: awaited(each) for name, each in named.items()}
         self._models = Models(several if isinstance(engine, Mapping) else several[""])
 
     async def acompletion(
@@ -143,8 +143,8 @@ class LiteLLMProvider(CustomLLM):
         return model, {**options, "adapter": model.adapter}
 
     def _blocking(self, model: _Asked | Model) -> SyncEngine:
-        for awaited, given in self._given.items():
-            if awaited is model.engine and isinstance(given, SyncEngine):
+        for engine, given in self._given.items():
+            if engine is model.engine and isinstance(given, SyncEngine):
                 return given
         raise TypeError("an Engine is awaited (acompletion); for completion take a SyncEngine")
 
@@ -180,10 +180,6 @@ class _Chunks:
         reason = finish_reason(self._reason, self._last.whole) or "stop"
         told = usage_of(usage)
         return {"text": "", "is_finished": True, "finish_reason": reason, "usage": told, "index": 0}
-
-
-def _awaited(engine: AnyEngine) -> Engine:
-    return engine.engine if isinstance(engine, SyncEngine) else engine
 
 
 def _response(model: str, done: Completion) -> ModelResponse:

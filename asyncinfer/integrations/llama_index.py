@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncinfer.engine import Engine, SyncEngine
+from asyncinfer.integrations.engines import awaited
 from asyncinfer.integrations.llama_index_messages import Answer, chat_messages, whole
 
 try:
@@ -82,7 +83,7 @@ class LlamaIndexLLM(FunctionCallingLLM):
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         chat = chat_messages(messages)
-        return whole(await self._awaited().generate(chat, **self._merged(kwargs)))
+        return whole(await awaited(self.engine).generate(chat, **self._merged(kwargs)))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
@@ -100,7 +101,7 @@ class LlamaIndexLLM(FunctionCallingLLM):
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        stream = self._awaited().stream(chat_messages(messages), **self._merged(kwargs))
+        stream = awaited(self.engine).stream(chat_messages(messages), **self._merged(kwargs))
 
         async def responses() -> ChatResponseAsyncGen:
             answer = Answer()
@@ -170,9 +171,6 @@ class LlamaIndexLLM(FunctionCallingLLM):
             if tool_required:
                 asked.setdefault("tool_choice", "required")
         return asked
-
-    def _awaited(self) -> Engine:
-        return self.engine.engine if isinstance(self.engine, SyncEngine) else self.engine
 
     def _blocking(self) -> SyncEngine:
         if isinstance(self.engine, SyncEngine):

@@ -122,7 +122,7 @@ class Scheduler:
         conversations = self.cache.conversations
         match what:
             case "waiting":
-                conversations.set_state(argument, "waiting")
+                conversations.wait(argument)
             case "over":
                 conversations.end(argument)
             case "fork":

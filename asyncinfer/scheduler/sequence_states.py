@@ -208,6 +208,8 @@ class SequenceStates:
             self.speculator.end(sequence.drafter)
         if sequence.in_flight:
             self.leaving[sequence.id] = sequence
+            if sequence.conversation is not None:
+                sequence.conversation.leaving = True
         elif sequence.slot >= 0:
             self.slots.vacate(sequence)
 

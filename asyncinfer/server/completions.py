@@ -68,7 +68,7 @@ class Completions:
         total = _total([each.usage for each in done])
         tokenizer = model.engine.tokenizer if "logprobs" in options else None
 
-        def made() -> dict[str, Any]:
+        def written() -> dict[str, Any]:
             choices: list[dict[str, Any]] = []
             for prompt, text, each in zip(prompts, texts, done, strict=True):
                 scores: list[Any] = list(zip(prompt, each.prompt_logprobs or (), strict=False))
@@ -83,7 +83,7 @@ class Completions:
                     choices.append({**told, "logprobs": logprobs, "finish_reason": reason})
             return {**answer, "choices": choices, "usage": usage_of(total)}
 
-        await call.made(scored_bytes(options, total), made)
+        await call.made(scored_bytes(options, total), written)
 
 
 def prompts_of(field: str, value: Any) -> list[str | list[int]]:

@@ -55,9 +55,13 @@ class HttpError(Exception):
 def http_error(
     error: Exception, names: Mapping[str, str] | None = None, places: Sequence[str] = ()
 ) -> HttpError:
-    """The HTTP form of `error`. `names`: engine options -> the request's names of them, where these
-    differ. `places`: where in the request the engine's messages come from, where it has no
-    messages. An error of another package is reported without its message."""
+    """The HTTP form of `error`. An error of another package is reported without its message.
+
+    Args:
+        names: engine options -> the request's names of them, where these differ.
+        places: of each message that the engine was given, the field of the request that it was made
+            of, in protocols whose requests have no messages.
+    """
     match error:
         case HttpError():
             return error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -119,14 +119,21 @@ def make(
                 expose_headers=["x-request-id", "retry-after-ms"],
             )
         )
+    unknown = partial(_no_such_path, {operation.path for operation in operations})
     return Starlette(
-        routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_such_path}
+        routes=routes, middleware=middleware, exception_handlers={HTTPException: unknown}
     )
 
 
-async def _no_such_path(request: Request, error: Any) -> Any:
-    """The answer for an unknown path or method."""
+async def _no_such_path(paths: Collection[str], request: Request, error: Any) -> Any:
+    """The answer for a path that is not among `paths`, or for another method."""
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    path = request.url.path
+    message = f"{request.method} {path}: {error.detail}"
+    # OpenAI's clients add a path to a base URL that has /v1; Anthropic's add /v1 themselves.
+    if f"/v1{path}" in paths:
+        message += f"; it is /v1{path}: the client's base URL must end with /v1"
+    elif (shorter := path.removeprefix("/v1")) != path and shorter in paths:
+        message += f"; it is {shorter}: the client's base URL must end without /v1"
     refusal = HttpError(error.status_code, kind, message, headers=error.headers)
     return partial(refuse, refusal)

@@ -10,6 +10,7 @@ import contextvars
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from asyncinfer.cache import Conversation
 from asyncinfer.chunk import Chunk
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import ModelSource
@@ -75,9 +76,11 @@ class InlineEngine:
         on_full: Any = None,
         prediction: Any = None,
         chat: ChatOptions | None = None,
+        conversation: Conversation | None = None,
         **sampling: Any,
     ) -> InlineStream:
-        """Like `Engine.stream`, started. Raises what starting a stream raises."""
+        """Like `Engine.stream`, started, as a request of `conversation`. Raises what starting a
+        stream raises."""
         params = SamplingParams(**sampling)
         options = RequestOptions(
             priority=priority,
@@ -87,6 +90,7 @@ class InlineEngine:
             on_full=on_full or self.config.on_full,
             prediction=prediction,
             chat=chat,
+            conversation=conversation,
         )
         frontend = self._frontend
         frontend.check()

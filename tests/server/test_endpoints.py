@@ -164,6 +164,14 @@ async def test_unknown_paths_methods_and_models(engine: Engine) -> None:
         answer = await ask(app, path, headers={"x-request-id": "mine"})
         assert (answer.status, answer.headers["x-request-id"]) == (status, "mine")
         assert f"GET {path}: " in answer.json["error"]["message"]
+        assert "base URL" not in answer.json["error"]["message"]
+    for path, told in (
+        ("/chat/completions", "it is /v1/chat/completions: the client's base URL must end with"),
+        ("/v1/v1/messages", "it is /v1/messages: the client's base URL must end without"),
+    ):
+        answer = await ask(app, path, {"messages": CHAT})
+        assert answer.status == 404
+        assert f"{told} /v1" in answer.json["error"]["message"]
     answer = await ask(app, CHATS, {"messages": CHAT, "model": "gpt-9"})
     assert answer.status == 404
     assert answer.json["error"]["code"] == "model_not_found"
