@@ -13,7 +13,6 @@ from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.gather import Gather
@@ -123,6 +122,9 @@ def _suited(queries: torch.Tensor, keys: torch.Tensor) -> AbstractContextManager
         each.stride(-2) * each.itemsize % _ALIGNED == 0 for each in (queries, keys)
     ):
         return nullcontext()
+    # Imported here: commands that need no torch import this module.
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     return sdpa_kernel(SDPBackend.MATH)
 
 

@@ -72,10 +72,10 @@ def open_core(
         scheduler = open_scheduler(loaded, config, events, runtime.clock, faults, draft)
         core = Core(loaded, scheduler, config, admission, bridges, runtime.clock, events, faults)
         notes = {"notes": loaded.notes} if loaded.notes else {}
-        emit("engine_loaded", model=repr(source), blocks=loaded.runner.spec.num_blocks, **notes)
+        name = str(source.model if isinstance(source, CheckpointSource) else type(source).__name__)
+        emit("engine_loaded", model=name, blocks=loaded.runner.spec.num_blocks, **notes)
         if events is not None:
-            name = source.model if isinstance(source, CheckpointSource) else type(source).__name__
-            events.opened(str(name), _stats_of(core))
+            events.opened(name, _stats_of(core))
     except BaseException:
         for each in (loaded, draft):
             if each is not None:

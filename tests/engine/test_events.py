@@ -44,6 +44,7 @@ async def test_events(caplog: pytest.LogCaptureFixture, gate: StepGate, until: U
     events = [record.asyncinfer for record in caplog.records]  # type: ignore[attr-defined]
     names = [event["event"] for event in events]
     assert names[0] == "engine_loaded"
+    assert events[0]["model"] == "FakeModel"
     assert names[-1] == "engine_closed"
     assert names.count("request_finished") == 2
     assert names.count("request_aborted") == 2
