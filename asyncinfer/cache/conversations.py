@@ -21,7 +21,7 @@ class Conversation:
         ttl: seconds after its last request from which on it counts as over.
     """
 
-    __slots__ = ("ended", "entries", "leaving", "pinned", "state", "ttl", "until", "waits")
+    __slots__ = ("ended", "entries", "forks", "leaving", "pinned", "state", "ttl", "until", "waits")
 
     def __init__(self, ttl: float = math.inf) -> None:
         self.ttl = ttl
@@ -29,9 +29,11 @@ class Conversation:
         self.state: ConversationState = "live"
         #: No request of it comes any more.
         self.ended = False
-        #: Its request has ended, and keeps its blocks until a step in flight is computed; and the
-        #: conversation waits for a tool since then.
+        #: Its request, or its origin's, has ended and keeps its blocks until a step in flight is
+        #: computed; and the conversation waits for a tool since then.
         self.leaving = self.waits = False
+        #: Conversations that begin as it is once its request has given its blocks back.
+        self.forks: list[Conversation] = []
         #: Its blocks when its last request ended, the beginning first. Some may be evicted.
         self.entries: list[CacheEntry] = []
         #: How many of them it pins, from the beginning on.
@@ -83,11 +85,15 @@ class Conversations:
                 metadata.set_conversations(entry.meta, entry.meta.conversations + 1)
                 _count(entry, conversation.state, 1)
                 self._mark(entry)
+        for made in _take_forks(conversation):
+            if not made.ended:
+                self.hold(made, conversation.entries, now)
+        conversation.leaving = False
         if conversation.ended:
             self.end(conversation)
             return
         self.set_state(conversation, "waiting" if conversation.waits else "live")
-        conversation.leaving = conversation.waits = False
+        conversation.waits = False
         conversation.until = now + conversation.ttl
         self.due = min(self.due, conversation.until)
         self._pin(conversation)
@@ -123,8 +129,12 @@ class Conversations:
         conversation.entries = []
 
     def fork(self, conversation: Conversation, made: Conversation, now: float) -> None:
-        """`made` begins as the other conversation is."""
-        if not made.ended and conversation.entries:
+        """`made` begins as the other conversation is, or will be once the step that still uses its
+        blocks is computed."""
+        if conversation.leaving:
+            conversation.forks.append(made)
+            made.leaving = True
+        elif not made.ended and conversation.entries:
             self.hold(made, conversation.entries, now)
 
     def expire(self, now: float) -> None:
@@ -199,6 +209,16 @@ class Conversations:
         if entry.meta.conversation != state:
             metadata.set_conversation(entry.meta, state)
             self._guard.conversation_changed(entry.block, entry.meta)
+
+
+def _take_forks(conversation: Conversation) -> list[Conversation]:
+    """Take out the forks that wait for its blocks, and the forks of these. There may be more than
+    Python's stack has room for."""
+    made = [conversation]
+    for each in made:
+        made += each.forks
+        each.forks = []
+    return made[1:]
 
 
 def _count(entry: CacheEntry, state: ConversationState, by: int) -> None:
