@@ -136,17 +136,10 @@ def check_string(name: str, value: object, most: int | None = None, least: int =
 
 def check_strings(name: str, value: str | Iterable[str], most: int, chars: int) -> tuple[str, ...]:
     """A string or a list of them as a tuple of at most `most`, each of 1 to `chars` characters."""
-    items = (value,) if isinstance(value, str) else _listed(name, value, most)
-    for item in items:
-        if not isinstance(item, str) or not item:
-            raise InvalidRequest(name, item, "must be non-empty strings")
-        if len(item) > chars:
-            raise InvalidRequest(name, item, f"at most {chars} characters each")
-        try:
-            item.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest(name, item, "a lone surrogate is no text") from None
-    return items
+    if isinstance(value, str):
+        return (_check_text(name, value, chars),)
+    items = _listed(name, value, most)
+    return tuple(_check_text(f"{name}[{at}]", item, chars) for at, item in enumerate(items))
 
 
 def check_messages(name: str, messages: Sequence[object]) -> None:
@@ -239,6 +232,18 @@ def check_sampler(value: object) -> object:
     if len(value) > MAX_SAMPLERS:
         raise InvalidRequest("sampler", Size(f"{len(value)} entries"), f"at most {MAX_SAMPLERS}")
     return tuple(_frozen(entry) if isinstance(entry, Mapping) else _pair(entry) for entry in value)
+
+
+def _check_text(name: str, value: object, chars: int) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(name, value, "must be a string that is not empty")
+    if len(value) > chars:
+        raise InvalidRequest(name, value, f"must have at most {chars} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(name, value, "a lone surrogate is no text") from None
+    return value
 
 
 #: Types whose values are all small; an `int` may have a million digits.

@@ -40,6 +40,7 @@ from asyncinfer.structured_output import (
     check_closing,
     check_constraints,
 )
+from asyncinfer.suggestions import suggesting
 
 __all__ = ["SamplingParams", "check_integer", "check_real"]
 
@@ -47,6 +48,7 @@ __all__ = ["SamplingParams", "check_integer", "check_real"]
 GREEDY_BELOW = 1e-5
 
 
+@suggesting("a request")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling options, in the field's own names. Every value is checked here; an unknown

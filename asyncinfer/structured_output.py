@@ -69,6 +69,8 @@ def check_constraints(given: Mapping[str, Any]) -> dict[str, Any]:
             case "regex" | "grammar":
                 kept[name] = _text(name, value)
             case "choice":
+                if isinstance(value, str):
+                    raise InvalidRequest(name, value, "must be a list of strings")
                 kept[name] = check_strings(name, value, MAX_CHOICES, MAX_CHOICE_CHARS)
                 if not kept[name]:
                     raise InvalidRequest(name, value, "must name at least one string")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import fields
 from difflib import get_close_matches
-from typing import Final
+from functools import wraps
+from typing import Any, Final, TypeVar
 
-__all__ = ["ELSEWHERE", "suggestion"]
+from asyncinfer.errors import short_repr
+
+__all__ = ["ELSEWHERE", "suggesting", "suggestion"]
+
+T = TypeVar("T")
 
 #: Characters of a name that are compared: the search takes time quadratic in the length.
 _MOST: Final = 64
@@ -47,3 +53,24 @@ def suggestion(name: str, known: Collection[str]) -> str:
             return f"; did you mean {ours}?"
     near = get_close_matches(name[:_MOST], [*known], n=1)
     return f"; did you mean {near[0]}?" if near and name not in ELSEWHERE else ""
+
+
+def suggesting(what: str) -> Callable[[type[T]], type[T]]:
+    """Decorates a dataclass of options: the `TypeError` for an unknown name says what it is called
+    here. `what` has these options."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        init: Callable[..., None] = cls.__init__
+        known = [field.name for field in fields(cls) if field.init]  # type: ignore[arg-type]
+
+        @wraps(init)
+        def checked(self: T, /, *args: Any, **options: Any) -> None:
+            for name in options.keys() - known:
+                shown, near = short_repr(options[name]), suggestion(name, known)
+                raise TypeError(f"{name}={shown}: is no option of {what}{near}")
+            init(self, *args, **options)
+
+        setattr(cls, "__init__", checked)  # noqa: B010
+        return cls
+
+    return decorate

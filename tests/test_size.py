@@ -14,11 +14,11 @@ MOST = {
     "attention": 2_801,
     "bench": 8_136,
     "builtin": 900,
-    "cache": 2_346,
+    "cache": 2_366,
     "cli": 2_993,
     "clients": 572,
     "doctor": 689,
-    "engine": 8_796,
+    "engine": 8_813,
     "files": 159,
     "grammar": 1_151,
     "integrations": 1_654,
@@ -38,12 +38,12 @@ MOST = {
     "speculation": 1_052,
     "telemetry": 600,
     "testing": 9_947,
-    "text": 3_400,
+    "text": 3_451,
     "tools": 2_571,
     "weights": 3_165,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_349
+MOST_BESIDE = 2_381
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 MODULE = '''"""Of two lines.

@@ -72,3 +72,31 @@ def test_options_of_an_answer(options: dict[str, Any], ours: str) -> None:
 def test_options_of_an_engine(option: str, ours: str) -> None:
     with pytest.raises(TypeError, match=rf"no option of an engine; did you mean {ours}\?"):
         Engine(FakeModel(), **{option: 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "told"),
+    [
+        (
+            SamplingParams,
+            "max_new_tokens",
+            "=5: is no option of a request; did you mean max_tokens?",
+        ),
+        (EngineConfig, "max_num_seqs", "=5: is no option of an engine; did you mean max_running?"),
+        (
+            EngineConfig().replace,
+            "kv_byte",
+            "=5: is no option of an engine; did you mean kv_bytes?",
+        ),
+        (SamplingParams, "quite_another", "=5: is no option of a request"),
+    ],
+)
+def test_an_unknown_option_of_a_dataclass(options: Any, name: str, told: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        options(**{name: 5})
+    assert str(caught.value) == name + told
+
+
+def test_the_dataclasses_keep_their_signatures() -> None:
+    for options in (SamplingParams, EngineConfig):
+        assert {*inspect.signature(options).parameters} == names(options)

@@ -294,7 +294,7 @@ class Reading:
 
     def marked(self, text: str) -> str:
         """The text as the engine hands it to the parser."""
-        detok, _ = message_text(self.reader, Detokenizer(self._tokenizer), ())
+        detok = message_text(self.reader, Detokenizer(self._tokenizer))
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return "".join(map(detok.push, ids)) + detok.flush()
 

@@ -12,10 +12,10 @@ from asyncinfer.text import StopChain, StopStrings, TextStop, Tokenizer
 __all__ = ["reasoning_of", "text_stop"]
 
 
-def text_stop(params: SamplingParams, stop: tuple[str, ...]) -> TextStop | None:
-    """Searches one answer for stop strings and expressions; None without any. `stop` are the
-    strings in the form in which they appear in the text."""
-    strings = StopStrings(stop, include=params.include_stop) if stop else None
+def text_stop(params: SamplingParams, stops: StopStrings | None) -> TextStop | None:
+    """Searches one answer for stop strings and expressions; None without any. All answers of a
+    request share what `stops` knows of its strings."""
+    strings = None if stops is None else stops.another()
     if not params.stop_regex:
         return strings
     regex = StopRegex(compile_stop(params.stop_regex), include=params.include_stop)

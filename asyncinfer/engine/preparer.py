@@ -28,7 +28,7 @@ from asyncinfer.grammar import Matcher, compile_stop
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import ChosenSampler, Sequence, check_guided
 from asyncinfer.speculation import MOST_DRAFTED, Drafter, PackedTokens
-from asyncinfer.text import Detokenizer
+from asyncinfer.text import Detokenizer, StopStrings
 from asyncinfer.tools import message_text
 
 __all__ = ["INLINE_TOKENS", "EndedMeanwhile", "Preparer"]
@@ -159,6 +159,7 @@ class Preparer:
             search = BeamSearch(request, options.search, scheduler, new_id, decoded)
             search.begin(make(new_id(), seed=seed, matcher=matchers[0], candidates=few))
             return
+        stops = self._stops(request)
         first: Sequence | None = None
         for index in range(params.n):
             # Golden-ratio steps keep the answers' random streams apart (Weyl sequence).
@@ -193,19 +194,29 @@ class Preparer:
                 fork_of=first,
             )
             first = first or sequence
-            detok, stop = message_text(message, Detokenizer(tokenizer, token_ids), params.stop)
+            detok = message_text(message, Detokenizer(tokenizer, token_ids))
             output = OutputStream(
                 request,
                 index,
                 sequence,
                 detok,
-                text_stop(params, stop),
+                text_stop(params, stops),
                 None if params.repetition_stop is None else LoopDetector(*params.repetition_stop),
             )
             sequence.owner = output
             if guide is not None:
                 guide.owner = output
             request.outputs.append(output)
+
+    def _stops(self, request: Request) -> StopStrings | None:
+        """The stop strings as they stand in the text of an answer, which are charged; None without
+        any."""
+        params, message = request.params, request.message
+        stop = params.stop if message is None else message.delimiters.stops(params.stop)
+        if not stop:
+            return None
+        self._admission.charge(request, StopStrings.held_bytes(stop, params.n))
+        return StopStrings(stop, include=params.include_stop)
 
     def _prediction(self, options: RequestOptions) -> PackedTokens:
         """The tokens that the caller expects. Raises `InvalidRequest`."""

@@ -104,7 +104,7 @@ class PromptReader:
         self._check_limit(chars, "of messages")
         # Only these roles: a template may leave out the assistant's reasoning.
         self._check_context(message_chars(messages, _SHOWN), "of messages")
-        if not chars and not any(map(_has_calls, messages)):
+        if not chars and not any(map(_says_something, messages)):
             raise InvalidRequest("prompt", messages, "is empty: no message has any content")
 
     def _check_chars(self, chars: int) -> None:
@@ -141,8 +141,15 @@ def is_chat(prompt: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
-def _has_calls(message: Any) -> bool:
-    return isinstance(message, Mapping) and bool(message.get("tool_calls"))
+def _says_something(message: Any) -> bool:
+    """Whether a message without texts has calls, or a part that is no text, which is refused by its
+    name later."""
+    if not isinstance(message, Mapping):
+        return False
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    others = (isinstance(part, Mapping) and part.get("type") != "text" for part in parts)
+    return bool(message.get("tool_calls")) or any(others)
 
 
 def _checked_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:

@@ -82,5 +82,6 @@ async def refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -
     """Answer with `error`, in the form of the protocol that the path belongs to."""
     call = Call(scope, receive, send)
     path = call.path.removeprefix(scope.get("root_path", ""))
-    body = anthropic_error if path.startswith("/v1/messages") else openai_error
+    meant = path.removeprefix("/v1").removeprefix("/v1")
+    body = anthropic_error if meant.startswith("/messages") else openai_error
     await call.json(body(error, call.request_id), error.status, error.headers)

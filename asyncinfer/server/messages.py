@@ -63,6 +63,11 @@ def _options(body: Mapping[str, Any]) -> dict[str, Any]:
     options = {**options_of(body, MESSAGES), **_tools(body)}
     # Included, since the end of the text then shows which stop string ended the answer.
     options["include_stop"] = True
+    stops = options.get("stop", ())
+    for at, stop in enumerate(stops if isinstance(stops, list) else ()):
+        # Reasoning is followed by white space that is no part of the answer.
+        if isinstance(stop, str) and stop.isspace():
+            raise InvalidRequest(f"stop[{at}]", stop, "must contain more than white space")
     config = body.get("output_config", {})
     if not isinstance(config, Mapping):
         raise InvalidRequest("output_config", config, "must be an object")

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from asyncinfer.checks import check_string
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.body import parsed
+from asyncinfer.text.messages import unread
 
 __all__ = ["chat_messages", "prediction_text", "response_format", "text_part"]
-
-#: Types of message parts that no model here reads, and what they hold.
-_REFUSED: Final = {
-    **dict.fromkeys(("image_url", "input_image", "image"), "images"),
-    **dict.fromkeys(("file", "input_file", "document"), "files"),
-    "input_audio": "audio",
-    "video_url": "videos",
-}
 
 
 def chat_messages(messages: Any) -> list[dict[str, Any]]:
@@ -55,9 +48,7 @@ def text_part(where: str, part: Any) -> dict[str, str]:
     elif kind == "refusal":
         text = part.get("refusal")
     else:
-        refused = _REFUSED.get(kind, "it") if isinstance(kind, str) else "it"
-        bound = f"must be 'text': {refused} cannot be read by this model"
-        raise InvalidRequest(f"{where}.type", kind, bound)
+        raise unread(f"{where}.type", kind)
     return {"type": "text", "text": check_string(f"{where}.text", text)}
 
 

@@ -33,6 +33,8 @@ from asyncinfer.server.traffic import Traffic
 
 __all__ = ["make"]
 
+#: Characters of an unknown path that its refusal repeats.
+_SHOWN: Final = 256
 _ANTHROPIC: Final[dict[str, Any]] = {"error_body": anthropic_error, "error_event": "error"}
 
 
@@ -129,7 +131,8 @@ async def _no_such_path(paths: Collection[str], request: Request, error: Any) ->
     """The answer for a path that is not among `paths`, or for another method."""
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     path = request.url.path
-    message = f"{request.method} {path}: {error.detail}"
+    shown = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}..."
+    message = f"{request.method} {shown}: {error.detail}"
     # OpenAI's clients add a path to a base URL that has /v1; Anthropic's add /v1 themselves.
     if f"/v1{path}" in paths:
         message += f"; it is /v1{path}: the client's base URL must end with /v1"

@@ -9,7 +9,15 @@ from asyncinfer.checks import check_string
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.text.shield import check_text
 
-__all__ = ["check_messages", "plain"]
+__all__ = ["check_messages", "plain", "unread"]
+
+#: Types of message parts that no model here reads, and what they hold.
+_UNREAD: Final = {
+    **dict.fromkeys(("image_url", "input_image", "image"), "images"),
+    **dict.fromkeys(("file", "input_file", "document"), "files"),
+    **dict.fromkeys(("input_audio", "audio"), "audio"),
+    **dict.fromkeys(("video_url", "video"), "videos"),
+}
 
 #: Most levels of lists and mappings inside one another.
 MAX_DEPTH: Final = 32
@@ -131,5 +139,11 @@ def _part(where: str, part: object) -> str:
     if not isinstance(part, dict):
         raise InvalidRequest(where, part, "must be a mapping with type and text")
     if part.get("type") != "text":
-        raise InvalidRequest(f"{where}.type", part.get("type"), "must be 'text'")
+        raise unread(f"{where}.type", part.get("type"))
     return check_string(f"{where}.text", part.get("text"))
+
+
+def unread(where: str, kind: object) -> InvalidRequest:
+    """The error of a message's part that is no text."""
+    what = _UNREAD.get(kind, "it") if isinstance(kind, str) else "it"
+    return InvalidRequest(where, kind, f"must be 'text': {what} cannot be read by this model")

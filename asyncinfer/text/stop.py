@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from array import array
+from collections.abc import Iterable
+from sys import getsizeof
+from typing import Final, Protocol
 
 __all__ = ["StopChain", "StopStrings", "TextStop"]
+
+
+#: Bytes of a `_Matcher` with its number; of a `_Borders` with its array; and of each of the array's
+#: entries, with its share of those that are not used yet.
+_MATCHER: Final = 128
+_BORDERS: Final = 256
+_ENTRY: Final = 5
 
 
 class TextStop(Protocol):
@@ -50,7 +60,24 @@ class StopStrings:
     def __init__(self, stops: tuple[str, ...], *, include: bool = False) -> None:
         """`stops` are not empty strings (`SamplingParams` has checked them). `include`: show the
         one that ends the text, too."""
-        self._matchers = [_Matcher(stop) for stop in stops]
+        self._begin((_Borders(stop) for stop in stops), include)
+
+    def another(self) -> StopStrings:
+        """Watches another text for the same strings. The two share their tables, which grow with
+        the texts, so one thread at a time may push to either."""
+        made = StopStrings(())
+        made._begin((each.borders for each in self._matchers), self._include)
+        return made
+
+    @staticmethod
+    def held_bytes(stops: tuple[str, ...], texts: int) -> int:
+        """Bytes at most that watching so many texts takes, with what is held back of them."""
+        longest = max(map(getsizeof, stops), default=0)
+        tables = sum(_BORDERS + getsizeof(stop) + _ENTRY * len(stop) for stop in stops)
+        return tables + texts * (longest + _MATCHER * len(stops))
+
+    def _begin(self, borders: Iterable[_Borders], include: bool) -> None:
+        self._matchers = [_Matcher(each) for each in borders]
         self._include = include
         self._held = ""
 
@@ -85,17 +112,15 @@ class StopStrings:
 
 
 class _Matcher:
-    """Knuth, Morris and Pratt (1977) for one string: constant work per character. The table is
-    built only as deep as a match has gone."""
+    """Knuth, Morris and Pratt (1977) for one string: constant work per character."""
 
-    __slots__ = ("_borders", "depth", "stop")
+    __slots__ = ("borders", "depth", "stop")
 
-    def __init__(self, stop: str) -> None:
-        self.stop = stop
+    def __init__(self, borders: _Borders) -> None:
+        self.borders = borders
+        self.stop = borders.stop
         #: Characters at the end of the text so far that begin `stop`.
         self.depth = 0
-        #: By length: the longest proper prefix of `stop[:length]` that also ends it.
-        self._borders = [0, 0]
 
     def feed(self, text: str) -> int:
         """Where in `text` the first match ends, or -1."""
@@ -104,7 +129,7 @@ class _Matcher:
             return -1
         for at, char in enumerate(text, 1):
             while depth and stop[depth] != char:
-                depth = self._border(depth)
+                depth = self.borders.of(depth)
             if stop[depth] == char:
                 depth += 1
                 if depth == len(stop):
@@ -115,16 +140,28 @@ class _Matcher:
     def skip(self, text: str) -> int:
         """`feed`, but past every match."""
         while (end := self.feed(text)) >= 0:
-            self.depth = self._border(len(self.stop))
+            self.depth = self.borders.of(len(self.stop))
             text = text[end:]
         return end
 
-    def _border(self, length: int) -> int:
-        stop, borders = self.stop, self._borders
-        while len(borders) <= length:
-            last = stop[len(borders) - 1]
-            border = borders[-1]
+
+class _Borders:
+    """The table of Knuth, Morris and Pratt for one string. It is built only as deep as a match has
+    gone."""
+
+    __slots__ = ("_lengths", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self._lengths = array("I", [0, 0])
+
+    def of(self, length: int) -> int:
+        """The length of the longest proper prefix of `stop[:length]` that also ends it."""
+        stop, lengths = self.stop, self._lengths
+        while len(lengths) <= length:
+            last = stop[len(lengths) - 1]
+            border = lengths[-1]
             while border and stop[border] != last:
-                border = borders[border]
-            borders.append(border + 1 if stop[border] == last else 0)
-        return borders[length]
+                border = lengths[border]
+            lengths.append(border + 1 if stop[border] == last else 0)
+        return lengths[length]

@@ -127,12 +127,8 @@ class MessageParser:
         return self._out.taken()
 
 
-def message_text(
-    message: MessageReader | None, detokenizer: Detokenizer, stop: tuple[str, ...]
-) -> tuple[Detokenizes, tuple[str, ...]]:
-    """The detokenizer whose text the answer's parser reads, and the stop strings as they stand in
-    that text."""
+def message_text(message: MessageReader | None, detokenizer: Detokenizer) -> Detokenizes:
+    """The detokenizer whose text the answer's parser reads."""
     if message is None:
-        return detokenizer, stop
-    delimiters = message.delimiters
-    return MarkingDetokenizer(detokenizer, delimiters.marks), delimiters.stops(stop)
+        return detokenizer
+    return MarkingDetokenizer(detokenizer, message.delimiters.marks)

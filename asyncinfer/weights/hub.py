@@ -19,8 +19,10 @@ from typing import Any, Final, TypeVar
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.plugins.timed_call import ThreadCall
 from asyncinfer.runtime import check_cancelled
+from asyncinfer.suggestions import suggestion
 from asyncinfer.telemetry import emit
 from asyncinfer.weights.gguf import is_gguf
+from asyncinfer.weights.named import NAMED_MODELS
 
 __all__ = ["HubModel", "Unreachable", "is_hub_id"]
 
@@ -165,10 +167,12 @@ class HubModel:
             where = f"the hub's cache ({self._cache}), and offline nothing else is asked"
         at = f" at revision {self.revision}" if self.revision else ""
         what = "file" if is_gguf(self.model) else "folder"
+        near = "" if "/" in self.model else suggestion(self.model, NAMED_MODELS)
         return ModelLoadError(
             f"model {self.model!r}: there is no such {what} in {os.getcwd()}, and it cannot be had "
             f"from {where}{at}: {why}. Give the path of a checkpoint's folder, the id of a "
-            "model on the hub, such as 'org/name', or a name that `asyncinfer models` lists"
+            "model on the hub, such as 'org/name', or a name that `asyncinfer models` "
+            f"lists{near}"
         )
 
     def _wait(

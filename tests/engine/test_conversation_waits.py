@@ -1,5 +1,5 @@
-"""A conversation waits for a tool, and is forked, from when its answer is read, also while a step in
-flight computes a token past that answer."""
+"""A conversation waits for a tool, and is forked, from when its answer is read, also while a step
+in flight computes a token past that answer."""
 
 from __future__ import annotations
 

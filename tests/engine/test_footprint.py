@@ -24,7 +24,7 @@ from asyncinfer.engine.footprint import (
 from asyncinfer.engine.request import Request
 from asyncinfer.grammar import matcher_size as matcher_size_module
 from asyncinfer.testing import FakeModel
-from asyncinfer.text import ChatTemplate
+from asyncinfer.text import ChatTemplate, StopStrings
 
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
 CHUNK = submitted_bytes("", 1) - submitted_bytes("", 0)
@@ -129,6 +129,23 @@ async def test_a_prompt_at_the_bound_is_taken_and_one_past_it_never() -> None:
                 assert caught.value.field == field
             stats = engine.stats()
             assert (stats.held_bytes, stats.refused) == (0, 0)
+
+
+@pytest.mark.anyio
+async def test_stop_strings_at_the_bound_are_taken_and_one_past_it_never() -> None:
+    ids, stops = [200] * 40, tuple("a" * 4000 + chr(0x100 + each) for each in range(64))
+    strings = StopStrings.held_bytes(stops, 4)
+    assert strings > 64 * 4000 * 7
+    exact = submitted_bytes(ids, 16) + prepared_bytes(40, 2, SamplingParams(n=4)) + strings
+    for most, fits in ((exact, True), (exact - 1, False)):
+        async with Engine(FakeModel(), max_held_bytes=most) as engine:
+            asked = engine.generate(ids, max_tokens=4, n=4, stop=stops)
+            if fits:
+                await asked
+            else:
+                with pytest.raises(InvalidRequest, match=f"max_held_bytes={most}"):
+                    await asked
+            assert engine.stats().held_bytes == 0
 
 
 @pytest.mark.anyio

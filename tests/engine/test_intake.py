@@ -246,6 +246,14 @@ async def test_refused_before_it_is_looked_at(
         assert places(engine) == admission_of(engine).pending == 0
 
 
+async def test_an_image_is_called_one_also_without_a_text(open_engine: OpenEngine) -> None:
+    async with open_engine(Chatty()) as engine:
+        image = {"type": "image_url", "image_url": {"url": "data:,"}}
+        told = r"^messages\[0\].content\[0\].type='image_url': must be 'text': images cannot be"
+        with pytest.raises(InvalidRequest, match=told):
+            await engine.generate(say([image]))
+
+
 async def test_a_prompt_at_the_bound_is_tokenised(open_engine: OpenEngine) -> None:
     async with open_engine(Chatty()) as engine:
         # Four characters a token: as many as can be, and one too many.

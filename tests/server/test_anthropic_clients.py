@@ -154,6 +154,14 @@ async def test_calls_and_results_are_messages() -> None:
         ({"messages": MESSAGES}, "max_tokens=None"),
         ({"messages": MESSAGES, "max_tokens": -1}, "max_tokens=-1"),
         ({"messages": MESSAGES, "max_tokens": 9, "stop_sequences": [1]}, "stop_sequences"),
+        (
+            {"messages": MESSAGES, "max_tokens": 9, "stop_sequences": ["a", ""]},
+            "stop_sequences[1]=",
+        ),
+        (
+            {"messages": MESSAGES, "max_tokens": 9, "stop_sequences": ["\n\n"]},
+            "stop_sequences[0]='\\n\\n': must contain more than white space",
+        ),
         ({"messages": [{"role": "tool", "content": ""}], "max_tokens": 9}, "messages[0].role"),
         ({"messages": MESSAGES, "system": HALF, "max_tokens": 9}, f"system={HALF!r}"),
         ({**RESULTS, "max_tokens": 9}, "messages[0].content[1].content="),

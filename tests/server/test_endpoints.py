@@ -165,6 +165,10 @@ async def test_unknown_paths_methods_and_models(engine: Engine) -> None:
         assert (answer.status, answer.headers["x-request-id"]) == (status, "mine")
         assert f"GET {path}: " in answer.json["error"]["message"]
         assert "base URL" not in answer.json["error"]["message"]
+    answer = await ask(app, "/" + "x" * 6000)
+    assert answer.status == 404
+    assert len(answer.body) < 600
+    assert (await ask(app, "/v1/v1/messages", {})).json["type"] == "error"
     for path, told in (
         ("/chat/completions", "it is /v1/chat/completions: the client's base URL must end with"),
         ("/v1/v1/messages", "it is /v1/messages: the client's base URL must end without"),
@@ -424,7 +428,7 @@ async def test_keys_have_scopes_and_a_number_of_requests(
     ],
 )
 async def test_bad_arguments_of_an_application(engine: Engine, options: Any) -> None:
-    with pytest.raises(InvalidConfig, match=f"^{next(iter(options))}="):
+    with pytest.raises(InvalidConfig, match=rf"^{next(iter(options))}(\[\d\])?="):
         create_app(engine, **options)
     for engines in ({}, {"": engine}, {"a": 1}, None):
         with pytest.raises(InvalidConfig):

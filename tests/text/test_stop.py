@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from sys import getsizeof
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import lines_run
@@ -90,3 +94,36 @@ def test_the_worst_stop_strings_cost_little_per_character() -> None:
     count = lines_run(lambda: [watch.push(text) for _ in range(200)], stop.__file__)
     # Ten lines per character and stop string; comparing every suffix takes hundreds.
     assert 0 < count < 20 * (200 * len(text) * len(stops))
+
+
+@pytest.mark.parametrize("last", ["b", "\N{GRINNING FACE}"])
+def test_many_texts_hold_what_is_charged_for_them(last: str) -> None:
+    """The worst strings repeat themselves, and the text goes as far as it can."""
+    stops = tuple("a" * length + last for length in range(992, 1024))
+    texts, text = 16, "a" * 2000
+    tracemalloc.start()
+    try:
+        first = StopStrings(stops)
+        watches = [first.another() for _ in range(texts)]
+        assert all(watch.push(text) == ("a" * 977, False) for watch in watches)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    charged = StopStrings.held_bytes(stops, texts) - sum(map(getsizeof, stops))
+    assert charged / 2 < held < charged
+
+
+@given(stops=STOPS, texts=st.lists(st.lists(PARTS, max_size=6), min_size=2, max_size=4))
+def test_texts_that_share_their_tables_are_watched_apart(
+    stops: tuple[str, ...], texts: list[list[str]]
+) -> None:
+    first = StopStrings(stops)
+    watches = [first.another() for _ in texts]
+    ended = [False] * len(texts)
+    shown = [""] * len(texts)
+    for at in range(max(map(len, texts))):
+        for index, (watch, parts) in enumerate(zip(watches, texts, strict=True)):
+            if at < len(parts) and not ended[index]:
+                delta, ended[index] = watch.push(parts[at])
+                shown[index] += delta
+                assert (shown[index], ended[index]) == naive(stops, "".join(parts[: at + 1]))

@@ -246,3 +246,10 @@ def test_the_clients_own_variables(tmp_path: Path) -> None:
         hub.asked.clear()
         assert run(HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1") == folder
         assert hub.asked == []
+
+
+def test_a_name_that_is_spelt_nearly_right(single: Hub, tmp_path: Path) -> None:
+    for name, told in (("smolm2", "lists; did you mean smollm2?"), ("org/smolm2", "lists")):
+        with pytest.raises(ModelLoadError) as caught:
+            resolve(name, cache_dir=tmp_path, endpoint=single.url)
+        assert str(caught.value).endswith(told)

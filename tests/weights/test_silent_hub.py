@@ -84,6 +84,7 @@ def test_one_that_never_answers(
         take("tinylm", revision=revision, cache_dir=tmp_path, endpoint=silent.url)
     says = str(caught.value)
     assert says.startswith("model 'tinylm': there is no such folder in ")
+    assert "did you mean" not in says
     for part in (silent.url, "has not answered", "'org/name'", "path of a checkpoint's folder"):
         assert part in says
     assert silent.accepted <= 1
