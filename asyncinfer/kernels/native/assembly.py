@@ -172,9 +172,12 @@ class Assembly:
         zero = self.ir.Constant(self.i32, 0)
         return self.shuffle(b, b.insert_element(undefined, number, zero), [0] * self.lanes)
 
-    def shuffle(self, b: Any, vector: Any, lanes: Sequence[int]) -> Any:
+    def shuffle(self, b: Any, vector: Any, lanes: Sequence[int], second: Any = None) -> Any:
+        """The numbers in these lanes, which go on through the second vector."""
         mask = self.ir.Constant(self.ir.VectorType(self.i32, len(lanes)), list(lanes))
-        return b.shuffle_vector(vector, self.ir.Constant(vector.type, self.ir.Undefined), mask)
+        if second is None:
+            second = self.ir.Constant(vector.type, self.ir.Undefined)
+        return b.shuffle_vector(vector, second, mask)
 
     def loop(
         self, b: Any, end: Any, step: int, body: _Body, values: Sequence[Any]

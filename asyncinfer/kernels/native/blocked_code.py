@@ -3,7 +3,8 @@
 For each input the layout has the weights of 64 outputs side by side. A vector therefore holds
 outputs: nothing is summed across its lanes, and memory is read sequentially. The weights of a few
 inputs are multiplied with all rows while a near cache holds them. Meanwhile the weights of the next
-inputs are prefetched.
+inputs are prefetched. Sums of rows lie side by side until they are whole: in the result they may be
+so many bytes apart that a cache has the same few places for all of them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ TILE_ROWS = 6
 _TURN = 96
 #: Inputs after which sums go to memory. A multiple of 4.
 _DEPTH = 64
+#: Bytes of a row's sums.
+_SUM_BYTES = 4 * OUTPUTS
 #: Bytes of a line of a cache.
 _LINE = 64
 
@@ -63,6 +66,9 @@ class _BlockedCode(Assembly):
         """`work(task)`: multiply a block of W by rows of x, then the next, until none is left."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
+        # A thread's sums `[_TURN, OUTPUTS]`.
+        kept = b.alloca(self.ir.ArrayType(self.byte, _TURN * _SUM_BYTES))
+        kept.align = _LINE
         weight, x, y = (self.address(b, task, name) for name in FIELDS[:3])
         outputs, inputs, block, rows = (self.field(b, task, name) for name in FIELDS[3:7])
         turns = b.sdiv(b.add(rows, self.integer(_TURN - 1)), self.integer(_TURN))
@@ -88,7 +94,7 @@ class _BlockedCode(Assembly):
         first = b.mul(turn, self.integer(_TURN))
         count = self._least(b, self.integer(_TURN), b.sub(rows, first))
         x_bytes, y_bytes = (b.mul(size, self.integer(4)) for size in (inputs, outputs))
-        into = self.at(b, y, b.mul(column, self.integer(4 * OUTPUTS)))
+        into = self.at(b, y, b.mul(column, self.integer(_SUM_BYTES)))
 
         def some(start: Any) -> None:
             """Add the products of `_DEPTH` inputs."""
@@ -98,18 +104,21 @@ class _BlockedCode(Assembly):
             on = self.at(b, numbers, self.integer(_DEPTH * self._input_bytes))
             ahead = b.select(more, on, coming)
             columns = self.at(b, x, b.mul(start, self.integer(4)))
+            bytes_of = b.select(more, self.integer(_SUM_BYTES), y_bytes)
 
             def group(row: Any) -> None:
                 left = b.sub(count, row)
                 number = b.add(first, row)
+                old = self.at(b, kept, b.mul(row, self.integer(_SUM_BYTES)))
                 places = (
                     self.at(b, columns, b.mul(number, x_bytes)),
-                    self.at(b, into, b.mul(number, y_bytes)),
+                    old,
+                    b.select(more, old, self.at(b, into, b.mul(number, y_bytes))),
                 )
                 several = self._least(b, self.integer(TILE_ROWS), left)
                 for size, tile in enumerate(tiles, 1):
                     with b.if_then(b.icmp_signed("==", several, self.integer(size))):
-                        b.call(tile, [numbers, ahead, *places, depth, x_bytes, y_bytes, start])
+                        b.call(tile, [numbers, ahead, *places, depth, x_bytes, bytes_of, start])
 
             self.each(b, self.integer(0), count, TILE_ROWS, group)
 
@@ -122,15 +131,16 @@ class _BlockedCode(Assembly):
         return b.select(b.icmp_signed("<", one, other), one, other)
 
     def _tile(self, rows: int) -> Any:
-        """`tile(w, ahead, x, y, inputs, x_bytes, y_bytes, before)`: multiply `inputs` of a block of
-        W by `rows` rows of x, and add to y, which holds the sums of the `before` inputs before. The
-        function prefetches as many bytes of `ahead` as it reads of `w`."""
-        kinds = [self.pointer] * 4 + [self.i64] * 4
+        """`tile(w, ahead, x, old, y, inputs, x_bytes, y_bytes, before)`: multiply `inputs` of a
+        block of W by `rows` rows of x, add `old`, the sums of the `before` inputs before, and write
+        the sums to y. The function prefetches as many bytes of `ahead` as it reads of `w`."""
+        kinds = [self.pointer] * 5 + [self.i64] * 4
         function, b = self.begin(f"tile_{rows}", *kinds)
         # A copy in each caller would take long to compile.
         function.attributes.add("noinline")
-        weight, ahead, x, y, inputs, x_bytes, y_bytes, before = function.args
+        weight, ahead, x, old, y, inputs, x_bytes, y_bytes, before = function.args
         theirs = [self.at(b, x, b.mul(x_bytes, self.integer(row))) for row in range(rows)]
+        kept = [self.at(b, old, self.integer(_SUM_BYTES * row)) for row in range(rows)]
         into = [self.at(b, y, b.mul(y_bytes, self.integer(row))) for row in range(rows)]
         new = b.icmp_signed("==", before, self.integer(0))
         width = self._width(rows)
@@ -168,15 +178,13 @@ class _BlockedCode(Assembly):
                 """Add the products of four inputs. A branch for each two takes 1 to 4 % longer."""
                 return pair(b, b.add(first, self.integer(2)), pair(b, first, sums))
 
-            outs = [
-                self.at(b, row, b.mul(b.add(start, self.integer(vector)), self.integer(4)))
-                for row in into
-                for vector in vectors
-            ]
-            old = [b.load(out, typ=self.floats, align=4) for out in outs]
-            sums = [b.select(new, self.all(0.0), each) for each in old]
-            for out, found in zip(outs, self.loop(b, inputs, 4, pairs, sums), strict=True):
-                b.store(found, out, align=4)
+            places = [b.add(start, self.integer(vector)) for vector in vectors]
+            before = [self.load(b, row, place) for row in kept for place in places]
+            sums = [b.select(new, self.all(0.0), each) for each in before]
+            found = iter(self.loop(b, inputs, 4, pairs, sums))
+            for row in into:
+                for place in places:
+                    self.store(b, next(found), row, place)
 
         self.each(b, self.integer(0), self.integer(OUTPUTS), width, part)
         b.ret_void()

@@ -12,7 +12,6 @@ from asyncinfer.kernels.native.host import Host, compiled, host
 from asyncinfer.kernels.native.prefill_code import (
     FIELDS,
     TILE,
-    block_of,
     prefill_code,
     scratch_numbers,
 )
@@ -23,8 +22,9 @@ __all__ = ["PrefillKernel", "is_right", "prefill_kernel"]
 _Task = ctypes.c_int64 * len(FIELDS)
 #: Scores of all heads below which another thread costs more than it saves.
 _SHARED = 1 << 12
-#: The most numbers of keys that are laid out at once, unless one head has more.
-_LAID = 1 << 24
+
+#: Tiles of all heads for each thread, from which on it matters little that one has more of them.
+_UNEVEN = 4
 
 _lock = threading.Lock()
 
@@ -33,12 +33,12 @@ class PrefillKernel:
     """Attention of many tokens of one sequence, in float32. Each token and head is computed by
     itself, so neither others nor the number of threads change a bit of the result."""
 
-    __slots__ = ("_attend", "_block", "_group")
+    __slots__ = ("_attend", "_group", "_scratch")
 
     def __init__(self, head_dim: int, group: int, scale: float, target: Host, region: int) -> None:
         """`group`: query heads for each KV head; `region`: the address of `GOMP_parallel`. Raises
         `RuntimeError` where the code cannot be made."""
-        self._block, self._group = block_of(target.lanes), group
+        self._group, self._scratch = group, scratch_numbers(head_dim)
         about = head_dim, group, target.lanes, scale
         what, text = f"prefill {about}", functools.partial(prefill_code, *about)
         (address,) = compiled(what, text, target, ("attend",), {"GOMP_parallel": region})
@@ -52,49 +52,35 @@ class PrefillKernel:
         `q` and `out` are `[tokens, heads, head_dim]`, and the heads of a token of `out` lie side by
         side. `k` and `v` are `[kv_heads, start + tokens, head_dim]`; the first token is at `start`.
         """
-        kv_heads, keys, head_dim = k.shape
-        count = max(1, _LAID // (keys * head_dim))
-        for head in range(0, kv_heads, count):
-            heads = slice(head * self._group, (head + count) * self._group)
-            own = slice(head, head + count)
-            self._attend_heads(q[:, heads], k[own], v[own], start, out[:, heads])
-
-    def _attend_heads(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, out: torch.Tensor
-    ) -> None:
-        tokens, _, head_dim = q.shape
-        kv_heads, keys, _ = k.shape
+        tokens, kv_heads, keys, head_dim = len(q), *k.shape
         if q.stride()[1:] != (head_dim, 1):
             q = q.contiguous()
-        laid = self._laid_out(k)
+        if k.stride(2) != 1:
+            k = k.contiguous()
         values = v if v.stride()[1:] == (head_dim, 1) else v.contiguous()
         threads = torch.get_num_threads() if tokens * keys * kv_heads > _SHARED else 1
-        scratch = torch.empty(threads * scratch_numbers())
-        tiles = -(-tokens // (TILE // self._group))
+        scratch = torch.empty(threads * self._scratch)
+        tile = _tile(tokens, TILE // self._group, kv_heads, threads)
+        tiles = -(-tokens // tile)
         task = _Task(
             q.data_ptr(),
-            laid.data_ptr(),
+            k.data_ptr(),
             values.data_ptr(),
             out.data_ptr(),
             scratch.data_ptr(),
             tokens,
             start,
+            tile,
             tiles,
             tiles * kv_heads,
-            *(4 * each.stride(0) for each in (q, out, laid, values)),
+            *(4 * each.stride(0) for each in (q, out, k)),
+            4 * k.stride(1),
+            4 * values.stride(0),
             threads,
             0,
             0,
         )
         self._attend(ctypes.addressof(task))
-
-    def _laid_out(self, k: torch.Tensor) -> torch.Tensor:
-        """Keys in blocks `[kv_heads, blocks, head_dim, block]`."""
-        kv_heads, keys, head_dim = k.shape
-        blocks = -(-keys // self._block)
-        if keys % self._block:
-            k = torch.nn.functional.pad(k, (0, 0, 0, blocks * self._block - keys))
-        return k.reshape(kv_heads, blocks, self._block, head_dim).transpose(2, 3).contiguous()
 
 
 @functools.lru_cache(maxsize=256)
@@ -119,6 +105,15 @@ def trusted_kernel(
     except RuntimeError:
         return None
     return kernel if is_right(kernel, head_dim, group, scale) else None
+
+
+def _tile(tokens: int, most: int, kv_heads: int, threads: int) -> int:
+    """Tokens of a tile, at most `most`. A few more tiles than needed give each thread as many."""
+    tiles = -(-tokens // most)
+    enough = range(tiles, tiles + threads)
+    if tiles * kv_heads < _UNEVEN * threads:
+        tiles = next((count for count in enough if not count * kv_heads % threads), tiles)
+    return -(-tokens // tiles)
 
 
 def is_right(kernel: PrefillKernel, head_dim: int, group: int, scale: float) -> bool:

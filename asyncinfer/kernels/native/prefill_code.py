@@ -1,9 +1,9 @@
 """LLVM's code of causal attention of a prompt's tokens.
 
 A row is one query head of one token. A thread takes a tile of rows of one KV head. It computes
-`ROWS` rows at once, for which registers hold the sums. Keys are laid out in blocks, whose vectors
-hold the same dimension of several keys, so that nothing is summed across lanes. A row is computed
-in an order that depends neither on other rows nor on the number of threads.
+`ROWS` rows at once, for which registers hold the sums. It lays out the keys of a span in blocks,
+whose vectors hold the same dimension of several keys, so that nothing is summed across lanes. A row
+is computed in an order that depends neither on other rows nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -12,34 +12,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from asyncinfer.kernels.native.assembly import Assembly
+from asyncinfer.kernels.native.key_layout import key_layout
 
 __all__ = ["FIELDS", "ROWS", "SPAN", "TILE", "block_of", "prefill_code", "scratch_numbers"]
 
 #: The arguments of a call, 64 bits each: addresses, sizes, and the counters that threads share.
 FIELDS = (
-    "q",
-    "keys",
-    "values",
-    "out",
-    "scratch",
-    "tokens",
-    "start",
-    "tiles",
-    "items",
-    "q_stride",
-    "out_stride",
-    "keys_stride",
-    "values_stride",
-    "threads",
-    "started",
-    "next",
+    *("q", "keys", "values", "out", "scratch", "tokens", "start", "tile", "tiles", "items"),
+    *("q_stride", "out_stride", "keys_stride", "keys_step", "values_stride"),
+    *("threads", "started", "next"),
 )
 #: Rows that are computed at once.
 ROWS = 6
 #: Keys of a span. All rows of a tile are computed with one span before the next, so that the span
 #: stays in a core's second-level cache. A multiple of a block's keys.
 SPAN = 256
-#: Rows of a tile, a multiple of `ROWS`.
+#: The most rows of a tile, a multiple of `ROWS`.
 TILE = 96
 
 
@@ -48,10 +36,10 @@ def block_of(lanes: int) -> int:
     return lanes * (4 if lanes == 16 else 2)
 
 
-def scratch_numbers() -> int:
-    """The float32 numbers of a thread's scratch memory: the scores of `ROWS` rows, and a highest
-    score and a sum for each row of a tile."""
-    return ROWS * SPAN + 2 * TILE
+def scratch_numbers(head_dim: int) -> int:
+    """The float32 numbers of a thread's scratch memory: the scores of `ROWS` rows, a highest score
+    and a sum for each row of a tile, and the keys of a span as they are laid out."""
+    return ROWS * SPAN + 2 * TILE + SPAN * head_dim
 
 
 def prefill_code(head_dim: int, group: int, lanes: int, scale: float) -> str:
@@ -59,13 +47,13 @@ def prefill_code(head_dim: int, group: int, lanes: int, scale: float) -> str:
 
     - `q` and `out`: float32 `[tokens, kv_heads * group, head_dim]`, with `q_stride` and
       `out_stride` bytes from one token to the next.
-    - `keys`: float32 `[kv_heads, blocks, head_dim, block_of(lanes)]`, zeros beyond the last key.
-    - `values`: float32 `[kv_heads, any, head_dim]`.
-    - `keys_stride` and `values_stride`: bytes from one head to the next.
+    - `keys` and `values`: float32 `[kv_heads, start + tokens, head_dim]`, with `keys_stride` and
+      `values_stride` bytes from one head to the next. The keys of a head are `keys_step` bytes
+      apart; its values have nothing between them.
     - `start`: the position of the first token, which attends to the keys before it and its own.
-    - `tiles`: the fewest tiles of `TILE // group` tokens that cover all; `items`: `tiles *
-      kv_heads`.
-    - `scratch`: float32 `[threads, scratch_numbers()]`.
+    - `tile`: tokens of a tile, at most `TILE // group`; `tiles`: the fewest that cover all tokens;
+      `items`: `tiles * kv_heads`.
+    - `scratch`: float32 `[threads, scratch_numbers(head_dim)]`.
     - `started` and `next`: 0.
 
     Keys are taken `SPAN` at a time, by an online softmax (Milakov and Gimelshein, 2018). `head_dim`
@@ -81,26 +69,32 @@ class _PrefillCode(Assembly):
         self._block = block_of(lanes)
 
     def text(self) -> str:
-        self.on_task("attend", self._work(self._rows()))
+        self.on_task(
+            "attend", self._work(key_layout(self, self._head_dim, self._block), self._rows())
+        )
         return str(self.module)
 
-    def _work(self, rows: Any) -> Any:
+    def _work(self, lay: Any, rows: Any) -> Any:
         """`work(task)`: compute one tile of a KV head after the other until none is left."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
         q, keys, values, out, scratch = (self.address(b, task, name) for name in FIELDS[:5])
-        tokens, start, tiles, items, q_stride, out_stride, keys_stride, values_stride = (
-            self.field(b, task, name) for name in FIELDS[5:13]
+        tokens, start, tile_tokens, tiles, items, q_stride, out_stride = (
+            self.field(b, task, name) for name in FIELDS[5:12]
+        )
+        keys_stride, keys_step, values_stride = (
+            self.field(b, task, name) for name in FIELDS[12:15]
         )
         place = self.counted(b, task, "started")
-        scratch = self.at(b, scratch, b.mul(place, self.integer(4 * scratch_numbers())))
+        size = self.integer(4 * scratch_numbers(self._head_dim))
+        scratch = self.at(b, scratch, b.mul(place, size))
         states = self.at(b, scratch, self.integer(4 * ROWS * SPAN))
+        laid = self.at(b, states, self.integer(4 * 2 * TILE))
         index, following = self.next_item(b, task, items)
         head = b.sdiv(index, tiles)
         # The last tiles have the most keys and take longest, so they come first.
         tile = b.sub(b.sub(tiles, self.integer(1)), b.srem(index, tiles))
         group = self.integer(self._group)
-        tile_tokens = self.integer(TILE // self._group)
         first = b.mul(tile, tile_tokens)
         left = b.sub(tokens, first)
         count = b.mul(b.select(b.icmp_signed("<", left, tile_tokens), left, tile_tokens), group)
@@ -114,7 +108,10 @@ class _PrefillCode(Assembly):
         size = self.integer(4 * self._head_dim)
 
         def span(b: Any, key: Any, _: Sequence[Any]) -> Sequence[Any]:
-            span_kv = self.at(b, keys, b.mul(key, size)), self.at(b, values, b.mul(key, size))
+            most, highest = self.integer(SPAN - 1), b.sub(last, key)
+            highest = b.select(b.icmp_signed("<", highest, most), highest, most)
+            b.call(lay, [self.at(b, keys, b.mul(key, keys_step)), keys_step, highest, laid])
+            span_kv = laid, self.at(b, values, b.mul(key, size))
             # The position of the tile's first token, counted from the span's first key.
             offset = b.sub(begin, key)
             begun = b.icmp_signed(">", key, self.integer(0))

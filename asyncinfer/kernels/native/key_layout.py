@@ -1,0 +1,58 @@
+"""LLVM's code that lays out keys in blocks. A vector holds the same dimension of several keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from asyncinfer.kernels.native.assembly import Assembly
+
+__all__ = ["key_layout"]
+
+
+def key_layout(a: Assembly, head_dim: int, block: int) -> Any:
+    """A function `lay(keys, step, last, laid)`: lay out the keys up to the one numbered `last`,
+    which are `step` bytes apart, as float32 `[blocks, head_dim, block]`. The last key fills its
+    block. `head_dim` and `block` are multiples of the vectors' numbers."""
+    function, b = a.begin("lay", a.pointer, a.i64, a.i64, a.pointer)
+    function.attributes.add("noinline")
+    keys, step, last, laid = function.args
+    keys_of_block = a.integer(block)
+
+    def some_keys(b: Any, key: Any, _: Sequence[Any]) -> Sequence[Any]:
+        rows = []
+        for lane in range(a.lanes):
+            this = b.add(key, a.integer(lane))
+            this = b.select(b.icmp_signed("<", this, last), this, last)
+            rows.append(a.at(b, keys, b.mul(this, step)))
+        inside = b.srem(key, keys_of_block)
+        begin = b.mul(b.sub(key, inside), a.integer(head_dim))
+        into = a.at(b, laid, b.mul(b.add(begin, inside), a.integer(4)))
+
+        def numbers(b: Any, number: Any, _: Sequence[Any]) -> Sequence[Any]:
+            columns = _transposed(a, b, [a.load(b, row, number) for row in rows])
+            for index, column in enumerate(columns):
+                a.store(b, column, into, b.mul(b.add(number, a.integer(index)), keys_of_block))
+            return []
+
+        a.loop(b, a.integer(head_dim), a.lanes, numbers, [])
+        return []
+
+    whole = b.mul(b.add(b.sdiv(last, keys_of_block), a.integer(1)), keys_of_block)
+    a.loop(b, whole, a.lanes, some_keys, [])
+    b.ret_void()
+    return function
+
+
+def _transposed(a: Assembly, b: Any, rows: Sequence[Any]) -> list[Any]:
+    """The columns of as many vectors as a vector has numbers."""
+    columns, lanes = list(rows), a.lanes
+    for bit in (1 << power for power in range(lanes.bit_length() - 1)):
+        # Swaps this bit of a number's row with that of its lane.
+        low = [lane if not lane & bit else lanes + lane - bit for lane in range(lanes)]
+        high = [lane + bit if not lane & bit else lanes + lane for lane in range(lanes)]
+        for row in (row for row in range(lanes) if not row & bit):
+            pair = columns[row], columns[row + bit]
+            columns[row] = a.shuffle(b, pair[0], low, pair[1])
+            columns[row + bit] = a.shuffle(b, pair[0], high, pair[1])
+    return columns
