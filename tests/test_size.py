@@ -11,7 +11,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
     "adapters": 975,
-    "attention": 2_801,
+    "attention": 2_825,
     "bench": 8_136,
     "builtin": 900,
     "cache": 2_366,

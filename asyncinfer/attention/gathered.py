@@ -19,7 +19,7 @@ from asyncinfer.attention.decode import (
 )
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.native import native_rows
-from asyncinfer.attention.prefill import PrefillRow, prefill_rows
+from asyncinfer.attention.prefill import PrefillRow, native_prefill, prefill_rows
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.attention.varied import VariedAttention
 
@@ -36,11 +36,15 @@ class GatheredAttention:
     def __init__(
         self, kv: KVCache, batch: AttentionBatch, scale: float, *, native: bool = True
     ) -> None:
-        """`native`: whether native code may read the pages of rows with few query tokens."""
+        """`native`: whether native code may read the pages of rows with few query tokens, and take
+        more of them than torch's operators for chunks would."""
         self._kv = kv
         self._batch = batch
         self._scale = scale
         self._native = native_rows(kv, batch, scale) if native else None
+        self._may_be_native = native
+        #: Query heads, from the first layer on.
+        self._heads = 0
         self._slots = _slot_index(kv, batch)
         # One buffer serves the whole pass. It stays in the processor's cache, and its
         # memory does not go back to the system between layers.
@@ -57,7 +61,7 @@ class GatheredAttention:
         v: torch.Tensor,
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
-        native = self._native
+        native, self._heads = self._native, q.shape[1]
         if native is not None and native.tokens is None and variant is None:
             written = native.write(layer, k, v, self._halves)
             attended = native(layer, q) if written else None
@@ -113,10 +117,19 @@ class GatheredAttention:
     # Created on first use, since layers that all have a variant need none of them.
 
     @cached_property
+    def _decoding(self) -> list[int]:
+        """Rows with few query tokens."""
+        kv, code = self._kv, None
+        if self._may_be_native:
+            group = self._heads // kv.storage.shape[3]
+            code = native_prefill(kv.storage.device, kv.dtype, kv.head_dim, group, self._scale)
+        return few_rows(self._batch, chunk_code=code is not None)
+
+    @cached_property
     def _few(self) -> list[int]:
         """Rows with few query tokens that native code does not compute."""
         native = frozenset(self._native.rows) if self._native else frozenset()
-        return [row for row in few_rows(self._batch) if row not in native]
+        return [row for row in self._decoding if row not in native]
 
     @cached_property
     def _halves(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,7 +152,7 @@ class GatheredAttention:
     @cached_property
     def _chunks(self) -> list[int]:
         """The rows with more query tokens."""
-        few = frozenset(few_rows(self._batch))
+        few = frozenset(self._decoding)
         return [row for row in range(len(self._batch.counts)) if row not in few]
 
     @cached_property

@@ -193,3 +193,22 @@ def test_a_block_that_native_code_began_has_no_earlier_numbers() -> None:
     sequences.step([(0, (16, 1))])
     got, expected = sequences.step([(0, (17, 6)), (1, (24, 6))])
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(("start", "count"), [(300, 5), (300, 33), (300, 4), (60, 20), (300, 34)])
+def test_few_tokens_of_a_long_sequence_are_a_chunk_where_native_code_takes_those(
+    native: bool, start: int, count: int
+) -> None:
+    shape = Shape(heads=12, num_kv_heads=4, head_dim=64)
+    sequences = Sequences(shape, [400, 400], block_size=16, contiguous=True)
+    sequences.native = native
+    sequences.step([(0, (0, start)), (1, (0, 350))])
+    code = prefill_module.native_prefill(torch.device("cpu"), torch.float32, 64, 3, 0.125)
+    for step, at in enumerate((start, start + count)):
+        rows = [(1, (350 + step, 1)), (0, (at, count))]
+        attention = sequences.attention(rows)
+        got, expected = sequences.attend(attention, rows, 0)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        taken = native and code is not None and count > 4 and start + count >= 128
+        assert bool(attention._prefill) == (taken or count > 33)
