@@ -99,9 +99,10 @@ class Conversations:
         self._pin(conversation)
 
     def wait(self, conversation: Conversation) -> None:
-        """Its answer called a tool."""
+        """Its answer called a tool. A conversation whose time was up before stays over."""
         conversation.waits = conversation.leaving
-        self.set_state(conversation, "waiting")
+        if conversation.state != "over":
+            self.set_state(conversation, "waiting")
 
     def set_state(self, conversation: Conversation, state: ConversationState) -> None:
         """What the conversation does now, for as long as it is not ended."""

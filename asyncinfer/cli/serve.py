@@ -6,12 +6,15 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from math import ceil
 from typing import Any
 
 import anyio
 import click
+from anyio.abc import TaskGroup
 
 from asyncinfer.cli.engine import open_engine
 from asyncinfer.cli.model import with_model
@@ -20,6 +23,8 @@ from asyncinfer.server import ApiKey, Served, check_hosts, check_origins, create
 
 __all__ = ["serve"]
 
+#: Seconds after the drain timeout in which clients are told of it.
+_TELLING = 2
 #: Names of this machine: `Host` headers that a server on it takes without --allowed-host. Any other
 #: name may belong to a web page that made it resolve to this machine (DNS rebinding).
 _LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
@@ -164,7 +169,7 @@ async def _serve(
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=max(1, round(drain_timeout)),
+            timeout_graceful_shutdown=ceil(drain_timeout) + _TELLING,
         )
         server = Server(config)
         address, port = listening.getsockname()[:2]
@@ -172,16 +177,25 @@ async def _serve(
         url = f"http://{place}:{port}"
         click.echo(f"Serving at {url}/v1, a chat page at {url} (Ctrl-C ends)", err=True)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_stop_on_signal, server)
+            tasks.start_soon(_stop_on_signal, server, tasks, partial(_drain, opened, drain_timeout))
             await server.serve(sockets=[listening])
             tasks.cancel_scope.cancel()
 
 
-async def _stop_on_signal(server: Any) -> None:
+async def _drain(engine: Served, timeout: float) -> None:
+    """Let answers go on for so many seconds. Clients of others are told that the engine closed."""
+    await engine.aclose(drain_timeout=timeout)
+
+
+async def _stop_on_signal(
+    server: Any, tasks: TaskGroup, drain: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
     """The first signal lets answers end, the second does not."""
     if sys.platform == "win32":
         return
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             server.force_exit = server.should_exit
+            if not server.should_exit:
+                tasks.start_soon(drain)
             server.should_exit = True

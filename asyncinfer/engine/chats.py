@@ -12,6 +12,7 @@ from asyncinfer.engine.source import Loaded
 from asyncinfer.engine.spoken import SpokenMessages
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.text import ChatTemplate
+from asyncinfer.text.messages import joined
 from asyncinfer.tools import ChatOptions, MessageReader, ToolFamily, family_of, without_tools
 from asyncinfer.tools.delimiters import Delimiters
 
@@ -61,6 +62,7 @@ class Chats:
                 bound = "is no option of a template; the request has an option for it"
                 raise InvalidRequest(f"template_options[{name!r}]", name, bound)
         given = dict(options.template_options)
+        messages = [joined(message) for message in messages]
         if self._tells_tools:
             messages = [_readable(message, self._write_arguments) for message in messages]
             if options.tools:

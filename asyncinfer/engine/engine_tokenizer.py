@@ -12,7 +12,7 @@ from asyncinfer.engine.chats import Chats
 from asyncinfer.engine.prompt_reader import PromptReader
 from asyncinfer.engine.source import Loaded
 from asyncinfer.scheduler import RunnerSpec
-from asyncinfer.text import Tokenizer
+from asyncinfer.text import Detokenizer, Tokenizer
 from asyncinfer.tools import ChatOptions
 
 __all__ = ["EngineTokenizer"]
@@ -62,6 +62,10 @@ class EngineTokenizer:
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes that a token adds to a text; None where that depends on its neighbours."""
         return self._tokenizer.token_bytes(token_id)
+
+    def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
+        """Decodes one answer token by token; `after` are the tokens before it."""
+        return Detokenizer(self._tokenizer, after)
 
     def render_chat(
         self,

@@ -40,6 +40,9 @@ INLINE_TOKENS = 4096
 INLINE_WORDS = 4
 
 _SEED_MASK = 2**64 - 1
+#: Most drafted tokens of an answer where layers keep states: the state after each of them is kept
+#: until the draft is decided on, and may take megabytes.
+_MOST_WITH_STATES = 4
 #: The sampling options of a guide, which draws nothing of its own.
 _UNGUIDED = SamplingParams(temperature=0.0)
 
@@ -239,7 +242,9 @@ class Preparer:
         """The drafter of an answer; None where nobody can draft for it."""
         scheduler, params, options = self._scheduler, request.params, request.options
         # Each answer's tokens of a step have room in the buffer.
-        most = min(MOST_DRAFTED, options.buffer // params.n - 1)
+        states = any(group.state for group in scheduler.spec.groups)
+        most = _MOST_WITH_STATES if states else MOST_DRAFTED
+        most = min(most, options.buffer // params.n - 1)
         able = scheduler.spec.drafts and all(
             getattr(one, "commutes_with_speculation", False) for one, *_ in chosen
         )

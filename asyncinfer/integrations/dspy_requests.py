@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from asyncinfer.chunk import Chunk, Completion, TokenLogprob, Usage
+from asyncinfer.chunk import Chunk, Completion, TokenLogprob, ToolCallDelta, Usage
 from asyncinfer.engine import Engine, SyncEngine
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.server.usage import LastCall
+from asyncinfer.server.usage import LastCall, begun_before
 
 try:
     from dspy import lm15
@@ -93,23 +93,27 @@ class Events:
         if not self._begun:
             self._begun = True
             yield lm15.StreamStartEvent(model=self._model)
+        more = begun_before(chunk.tool_calls)
+        yield from map(self._called, chunk.tool_calls[:more])
         if chunk.reasoning:
             index = self._index("thinking")
             yield lm15.StreamDeltaEvent(lm15.ThinkingDelta(chunk.reasoning, part_index=index))
         if chunk.text:
             index = self._index("text")
             yield lm15.StreamDeltaEvent(lm15.TextDelta(chunk.text, part_index=index))
-        for call in chunk.tool_calls:
-            self._last.add([call])
-            index = self._index(call.index)
-            delta = lm15.ToolCallDelta(call.arguments, part_index=index, id=call.id, name=call.name)
-            yield lm15.StreamDeltaEvent(delta)
+        yield from map(self._called, chunk.tool_calls[more:])
         self._reason = chunk.finish_reason or self._reason
 
     def end(self, usage: Usage | None) -> lm15.StreamEvent:
         return lm15.StreamEndEvent(
             finish_reason=_reason(self._reason, self._last.whole), usage=_usage(usage or Usage())
         )
+
+    def _called(self, call: ToolCallDelta) -> lm15.StreamEvent:
+        self._last.add([call])
+        index = self._index(call.index)
+        delta = lm15.ToolCallDelta(call.arguments, part_index=index, id=call.id, name=call.name)
+        return lm15.StreamDeltaEvent(delta)
 
     def _index(self, part: object) -> int:
         if part != self._part:

@@ -81,7 +81,8 @@ class DraftModel:
         self._steps = 0
         #: Whether the last draft computed more than the tokens that answers had gained.
         self.read_prompts = False
-        #: The answers for which the last draft was computed but gave no tokens.
+        #: The answers for which the last draft was computed but gave no tokens, or for which there
+        #: was no room.
         self.failed: set[DraftRequest] = set()
 
     @property
@@ -124,6 +125,11 @@ class DraftModel:
         its next block. `reading`: keys of the blocks that rows compute."""
         known = request.length
         draws = min(request.most, self._spec.max_context - known)
+        if draws < 1:
+            # It has outgrown the draft model for good.
+            self.end(request)
+            self.failed.add(request)
+            return None
         cached = self._cached.pop(request, None) or _Cached(
             _drawn_by(request.params), (request.scope, "")
         )
@@ -143,8 +149,9 @@ class DraftModel:
         if not reading.isdisjoint(next_key):
             self._blocks.close(cached)
             return None
-        if draws < 1 or not self._grow(cached, known + draws - 1, asked):
+        if not self._grow(cached, known + draws - 1, asked):
             self.end(request)
+            self.failed.add(request)
             return None
         reading.update(next_key)
         missing = known - cached.computed

@@ -14,10 +14,10 @@ from asyncinfer.engine import Engine
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.fields import COMPLETION, check_fields, flag, options_of
-from asyncinfer.server.logprobs import completion_logprobs, scored_bytes
+from asyncinfer.server.logprobs import TextOffsets, completion_logprobs, scored_bytes
 from asyncinfer.server.models import Model, Models, Served
 from asyncinfer.server.offload import offload
-from asyncinfer.server.together import together
+from asyncinfer.server.together import at_place, together
 from asyncinfer.server.usage import (
     ChoiceEvents,
     finish_reason,
@@ -48,21 +48,30 @@ class Completions:
         _check_room(model.engine, len(prompts), options.get("n", 1))
         echo = flag(body, "echo")
         usage = wants_usage(body)
+        placed, prompts = prompts is body["prompt"], [*prompts]
+        encode = model.engine.tokenizer.encode
+        if "logprobs" in options:
+            # Their offsets need the tokens before an answer.
+            for index, prompt in enumerate(prompts):
+                if isinstance(prompt, str):
+                    read = partial(offload, partial(encode, prompt))
+                    prompts[index] = await at_place("prompt", index if placed else None, read)
         if flag(body, "stream"):
             if echo and "logprobs" in options:
                 raise InvalidRequest("echo", echo, "with logprobs needs stream=false")
-            await _CompletionEvents(call, model, options, echo, usage).send(prompts)
+            await _CompletionEvents(call, model, options, echo, usage).send(prompts, placed)
             return
-        encode = model.engine.tokenizer.encode
         scored = echo and "logprobs" in options
         if scored:
             options["prompt_logprobs"] = options["logprobs"]
-            prompts = [
-                await offload(partial(encode, each)) if isinstance(each, str) else each
-                for each in prompts
-            ]
         generate = model.engine.generate
-        done = await together([partial(generate, prompt, **options) for prompt in prompts])
+        calls = [partial(generate, prompt, **options) for prompt in prompts]
+        done = await together(
+            [
+                partial(at_place, "prompt", index if placed else None, each)
+                for index, each in enumerate(calls)
+            ]
+        )
         texts = [await _text(model, prompt) if echo else "" for prompt in prompts]
         answer = head(call, model, "text_completion", "cmpl")
         total = _total([each.usage for each in done])
@@ -76,8 +85,9 @@ class Completions:
                     logprobs = None
                     if tokenizer is not None:
                         own = [(entry.token_id, entry) for entry in choice.logprobs]
-                        offset = 0 if scores else len(text)
-                        logprobs = completion_logprobs(tokenizer, [*scores, *own], offset)
+                        assert isinstance(prompt, list)
+                        offsets = TextOffsets(tokenizer, () if scored else prompt)
+                        logprobs = completion_logprobs(tokenizer, [*scores, *own], offsets)
                     told = {"index": len(choices), "text": text + choice.text}
                     reason = finish_reason(choice.finish_reason)
                     choices.append({**told, "logprobs": logprobs, "finish_reason": reason})
@@ -152,32 +162,49 @@ class _CompletionEvents:
         self._options = options
         self._echo = echo
         self._common = ChoiceEvents(call, model, b"text_completion", b"cmpl", usage)
-        #: Characters sent of each choice.
-        self._sent: dict[int, int] = {}
+        #: Choices of which something was sent, with the offsets of their tokens.
+        self._sent: dict[int, TextOffsets | None] = {}
+        self._missing = 0
+        self._all_began = anyio.Event()
         # Several tasks send.
         self._sending = anyio.Lock()
 
-    async def send(self, prompts: list[str | list[int]]) -> None:
-        calls = [partial(self._stream, index, prompt) for index, prompt in enumerate(prompts)]
+    async def send(self, prompts: list[str | list[int]], placed: bool) -> None:
+        """`placed`: an error names the place of its prompt."""
+        self._missing = len(prompts)
+        calls = [
+            partial(
+                at_place,
+                "prompt",
+                index if placed else None,
+                partial(self._stream, index, prompt),
+            )
+            for index, prompt in enumerate(prompts)
+        ]
         await self._common.end(_total([each or Usage() for each in await together(calls)]))
 
     async def _stream(self, place: int, prompt: str | list[int]) -> Usage | None:
         n = self._options.get("n", 1)
         begun = await _text(self._model, prompt) if self._echo else ""
         async with self._model.engine.stream(prompt, **self._options) as stream:
+            # A prompt that is refused is answered with an error, so nothing is sent before.
+            self._missing -= 1
+            if not self._missing:
+                self._all_began.set()
+            await self._all_began.wait()
             async for chunk in stream:
                 index = place * n + chunk.index
                 text = chunk.text
+                tokenizer = self._model.engine.tokenizer
                 if index not in self._sent:
-                    self._sent[index] = 0
+                    self._sent[index] = None
+                    if isinstance(prompt, list) and "logprobs" in self._options:
+                        self._sent[index] = TextOffsets(tokenizer, prompt)
                     text = begun + text
-                offset = self._sent[index]
-                self._sent[index] += len(text)
-                logprobs = None
-                if "logprobs" in self._options and chunk.logprobs:
+                logprobs, offsets = None, self._sent[index]
+                if offsets is not None and chunk.logprobs:
                     scores = [(entry.token_id, entry) for entry in chunk.logprobs]
-                    tokenizer = self._model.engine.tokenizer
-                    logprobs = completion_logprobs(tokenizer, scores, offset)
+                    logprobs = completion_logprobs(tokenizer, scores, offsets)
                 if text or logprobs is not None or chunk.finish_reason is not None:
                     choice = {
                         "index": index,

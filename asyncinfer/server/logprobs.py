@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncinfer.chunk import TokenLogprob, Usage
 from asyncinfer.engine import EngineTokenizer
 
-__all__ = ["chat_logprobs", "completion_logprobs", "scored_bytes"]
+__all__ = ["TextOffsets", "chat_logprobs", "completion_logprobs", "scored_bytes"]
 
 
 def chat_logprobs(tokenizer: EngineTokenizer, logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
@@ -27,11 +27,29 @@ def scored_bytes(options: Mapping[str, Any], usage: Usage) -> int:
     return 64 * tokens * (1 + options["logprobs"]) if "logprobs" in options else 0
 
 
+class TextOffsets:
+    """Where each token of a text begins in it. A token that goes on with a character begins where
+    that does; a special token has no text."""
+
+    def __init__(self, tokenizer: EngineTokenizer, after: Sequence[int] = ()) -> None:
+        """`after`: the tokens before the text."""
+        self._detokenizer = tokenizer.detokenizer(after)
+        self._characters = 0
+
+    def of(self, token_id: int) -> int:
+        """Characters before the token, which follows those of the calls before."""
+        before = self._characters
+        self._characters += len(self._detokenizer.push(token_id))
+        return before
+
+
 def completion_logprobs(
-    tokenizer: EngineTokenizer, logprobs: Iterable[tuple[int, TokenLogprob | None]], offset: int
+    tokenizer: EngineTokenizer,
+    logprobs: Iterable[tuple[int, TokenLogprob | None]],
+    offsets: TextOffsets,
 ) -> dict[str, Any]:
     """A choice's `logprobs` of a completion, by token ids; the first of a prompt has no logprob.
-    `offset`: characters before the first."""
+    `offsets` has had the tokens before."""
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for token_id, entry in logprobs:
@@ -41,8 +59,7 @@ def completion_logprobs(
         columns["top_logprobs"].append(
             None if entry is None else {_text(tokenizer, each): value for each, value in entry.top}
         )
-        columns["text_offset"].append(offset)
-        offset += len(text)
+        columns["text_offset"].append(offsets.of(token_id))
     return columns
 
 

@@ -14,7 +14,7 @@ from asyncinfer.server.fields import MESSAGES, check_fields, field_list, flag, o
 from asyncinfer.server.models import Model, Models
 from asyncinfer.server.offload import offload
 from asyncinfer.server.prompts import response_format
-from asyncinfer.server.usage import LastCall, request_options
+from asyncinfer.server.usage import LastCall, begun_before, request_options
 
 __all__ = ["NAMES", "Messages"]
 
@@ -41,6 +41,7 @@ class Messages:
         model = self._models.find(body.get("model"))
         chat = await call.offload(partial(anthropic_chat, places=call.places), body)
         options = {**await call.offload(_options, body), **request_options(call, model)}
+        options.setdefault("continue_final_message", _is_begun(chat))
         answer = _Answer(call, model, options)
         if flag(body, "stream"):
             await answer.send(chat)
@@ -57,6 +58,13 @@ class Messages:
         counted = partial(model.engine.tokenizer.count, chat, tools=tools, template_options=options)
         count = await offload(counted)
         await call.json({"input_tokens": count})
+
+
+def _is_begun(chat: list[dict[str, Any]]) -> bool:
+    """Whether the last message is the beginning of the answer."""
+    last = chat[-1]
+    said = last["role"] == "assistant" and bool(last.get("content"))
+    return said and not last.get("tool_calls")
 
 
 def _options(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +153,10 @@ class _Answer:
                     message = {**self._message([], usage), **_stopped(None, None)}
                     self._event("message_start", message=message)
                 text, thinking = chunk.text, chunk.reasoning
-                self._last.add(chunk.tool_calls)
+                calls, more = chunk.tool_calls, begun_before(chunk.tool_calls)
+                for each in calls[:more]:
+                    self._call_delta(each)
+                self._last.add(calls)
                 if chunk.finish_reason is not None:
                     text, thinking, reason, stop = self._end(chunk, chunk.finish_reason)
                 if thinking:
@@ -153,7 +164,7 @@ class _Answer:
                     self._delta("thinking", {"thinking": "", "signature": ""}, delta)
                 if text:
                     self._delta("text", {"text": ""}, {"type": "text_delta", "text": text})
-                for each in chunk.tool_calls:
+                for each in calls[more:]:
                     self._call_delta(each)
                 if call.is_due(stream.ready):
                     await call.flush()

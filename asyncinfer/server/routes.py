@@ -118,7 +118,10 @@ def make(
                 allow_origins=list(cors_origins),
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "retry-after-ms"],
+                expose_headers=[
+                    *("x-request-id", "request-id", "x-should-retry"),
+                    *("retry-after", "retry-after-ms"),
+                ],
             )
         )
     unknown = partial(_no_such_path, {operation.path for operation in operations})

@@ -7,9 +7,22 @@ from typing import TypeVar
 
 import anyio
 
-__all__ = ["together"]
+from asyncinfer.errors import InvalidRequest
+
+__all__ = ["at_place", "together"]
 
 T = TypeVar("T")
+
+
+async def at_place(field: str, index: int | None, call: Callable[[], Awaitable[T]]) -> T:
+    """The call's result. An error of `field` names the entry `index` of it, unless that is None."""
+    try:
+        return await call()
+    except InvalidRequest as error:
+        if index is None or not error.field.startswith(field):
+            raise
+        place = f"{field}[{index}]{error.field.removeprefix(field)}"
+        raise InvalidRequest(place, error.value, error.bound) from None
 
 
 async def together(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

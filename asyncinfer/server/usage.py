@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncinfer.chunk import ToolCall, ToolCallDelta, Usage
@@ -15,6 +15,7 @@ from asyncinfer.server.models import Model
 __all__ = [
     "ChoiceEvents",
     "LastCall",
+    "begun_before",
     "finish_reason",
     "head",
     "request_options",
@@ -46,6 +47,12 @@ class LastCall:
         except (ValueError, RecursionError):
             return False
         return True
+
+
+def begun_before(calls: Sequence[ToolCallDelta]) -> int:
+    """How many of a chunk's deltas go on with a call of an earlier chunk. They come before the
+    chunk's text, and the others after it."""
+    return next((at for at, each in enumerate(calls) if each.id is not None), len(calls))
 
 
 def head(call: Call, model: Model, kind: str, prefix: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from asyncinfer.checks import check_string
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.text.shield import check_text
 
-__all__ = ["check_messages", "plain", "unread"]
+__all__ = ["check_messages", "joined", "plain", "unread"]
 
 #: Types of message parts that no model here reads, and what they hold.
 _UNREAD: Final = {
@@ -141,6 +141,23 @@ def _part(where: str, part: object) -> str:
     if part.get("type") != "text":
         raise unread(f"{where}.type", part.get("type"))
     return check_string(f"{where}.text", part.get("text"))
+
+
+def joined(message: Any) -> Any:
+    """An unchecked message whose content is parts of text, with one text in their place; any other
+    message as it is."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    parts = content if isinstance(content, list) else ()
+    texts = [
+        part["text"]
+        for part in parts
+        if isinstance(part, Mapping)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+    ]
+    if not texts or len(texts) < len(parts):
+        return message
+    return {**message, "content": "".join(texts)}
 
 
 def unread(where: str, kind: object) -> InvalidRequest:

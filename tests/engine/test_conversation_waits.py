@@ -83,3 +83,18 @@ def test_a_long_line_of_forks_waits_for_one_step() -> None:
         engine.core.post(Command.FORK, pair)
     engine.run()
     assert all(len(each.entries) == len(line[0].entries) > 0 for each in line)
+
+
+def test_one_whose_time_is_up_waits_no_more() -> None:
+    engine = InlineEngine(FakeModel())
+    conversation = Conversation(5.0)
+    answer = ask(engine, conversation, [])
+    engine.run()
+    answer.read()
+    engine.now += 10
+    ask(engine, Conversation(), [])
+    engine.run()
+    assert conversation.state == "over"
+    engine.core.post(Command.WAITING, conversation)
+    engine.run()
+    assert conversation.state == "over"

@@ -151,3 +151,21 @@ def test_shapes_that_do_not_fit() -> None:
         given[place] = value
         with pytest.raises(ValueError, match="gated_delta_rule"):
             ops.gated_delta_rule(*given)
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("strong", [-30.0, -1e4])
+def test_tokens_that_forget_nearly_all_cost_no_precision(strong: float, channels: bool) -> None:
+    """Sums of decays are then large, and their differences small."""
+    torch.manual_seed(1)
+    tokens, shape = 256, (4, 16)
+    q, k = (torch.nn.functional.normalize(torch.randn(tokens, *shape), dim=-1) for _ in range(2))
+    v, beta = torch.randn(tokens, *shape), torch.rand(tokens, 4)
+    decay = torch.full((tokens, *shape[: 1 + channels]), -0.01)
+    decay[::3] = strong
+    before = torch.zeros(1, 4, 16, 16)
+    found, _ = ops.gated_delta_rule(q, k, v, decay, beta, before, RowSpans([tokens], [tokens - 1]))
+    each = decay if channels else decay[..., None]
+    parts = (part.double()[:, None] for part in (q, k, v, each, beta))
+    right = recurrent_delta_rule(*parts, before.double())[0][:, 0]
+    torch.testing.assert_close(found.double(), right, rtol=0, atol=2e-6 * right.abs().max().item())

@@ -120,3 +120,18 @@ def test_shapes_that_do_not_fit() -> None:
         given[place] = value
         with pytest.raises(ValueError, match="state_space_dual"):
             ops.state_space_dual(*given)
+
+
+@pytest.mark.parametrize("strong", [-30.0, -1e4])
+def test_tokens_that_forget_nearly_all_cost_no_precision(strong: float) -> None:
+    """Sums of decays are then large, and their differences small."""
+    torch.manual_seed(1)
+    tokens = 256
+    x, b, c = torch.randn(tokens, 4, 16), torch.randn(tokens, 4, 8), torch.randn(tokens, 4, 8)
+    decay = torch.full((tokens, 4), -0.01)
+    decay[::3] = strong
+    before = torch.zeros(1, 4, 8, 16)
+    found, _ = ops.state_space_dual(x, b, c, decay, before, RowSpans([tokens], [tokens - 1]))
+    parts = (part.double()[:, None] for part in (x, b, c, decay))
+    right = recurrent_state_space(*parts, before.double())[0][:, 0]
+    torch.testing.assert_close(found.double(), right, rtol=0, atol=2e-6 * right.abs().max().item())

@@ -403,3 +403,23 @@ async def test_neither_is_kept_where_opening_fails() -> None:
     assert draft.runner is not None
     assert model.runner is not None
     assert (draft.runner.closed, model.runner.closed) == (True, True)
+
+
+def test_an_answer_longer_than_the_draft_model_is_not_asked_for_in_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    propose = DraftModel.propose
+    monkeypatch.setattr(
+        DraftModel, "propose", lambda self, each: asked.append(each) or propose(self, each)
+    )
+    engine = engine_of(FakeModel(blocks=PAGES, max_context=32), overlap=4)
+    stream = engine.submit("hello", max_tokens=200, seed=3, ignore_eos=True)
+    engine.run()
+    stream.read()
+    steps = engine.scheduler.stats().steps
+    assert steps > 100
+    assert len(asked) < steps // 2
+    assert stream.token_ids() == engine.core.runner.oracle(  # type: ignore[attr-defined]
+        engine.core.loaded.tokenizer.encode("hello"), stream.request.params, 3, 200
+    )

@@ -83,19 +83,21 @@ def _prepared(
     """Chunks whose `decay` is `[heads, chunks, tokens]`. `q`, `k` and `v` are `[heads, chunks,
     tokens, dim]`."""
     q, k = (part.repeat_interleave(len(v) // len(k), dim=0) for part in (q, k))
-    total = decay.cumsum(-1)
+    # In float64: a difference of two sums is small where both are large.
+    total = decay.double().cumsum(-1)
     # The share of token j's change that is left at token i.
-    left = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    left = (total[..., :, None] - total[..., None, :]).float().tril().exp().tril()
     last = total[..., -1:]
+    share = total.float().exp()[..., None]
     return _solved(
         overlap=(k @ k.mT) * left,
         seen=(q @ k.mT) * left,
-        arrived=k * total.exp()[..., None],
-        read=q * total.exp()[..., None],
+        arrived=k * share,
+        read=q * share,
         v=v,
         beta=beta,
-        kept=k * (last - total).exp()[..., None],
-        lasting=last.exp()[..., None],
+        kept=k * (last - total).float().exp()[..., None],
+        lasting=last.float().exp()[..., None],
     )
 
 
@@ -105,23 +107,24 @@ def _prepared_by_channel(
     """`_prepared` with `decay` `[heads, chunks, tokens, key_dim]`. The decay differs in each
     dimension of a key, and so is part of each product of two keys."""
     q, k = (part.repeat_interleave(len(v) // len(k), dim=0) for part in (q, k))
-    total = decay.cumsum(-2)
+    total = decay.double().cumsum(-2)
     future = torch.ones(total.shape[-2], total.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-    left = total[..., :, None, :] - total[..., None, :, :]
+    left = (total[..., :, None, :] - total[..., None, :, :]).float()
     left = left.masked_fill_(future[..., None], float("-inf")).exp_()
     # `[heads, chunks, tokens, tokens, 2]`: each token's key and query with each key before it.
     products = left.mul_(k[..., None, :, :]) @ torch.stack((k, q), dim=-1)
     overlap, seen = products.unbind(-1)
     last = total[..., -1:, :]
+    share = total.float().exp()
     return _solved(
         overlap=overlap,
         seen=seen,
-        arrived=k * total.exp(),
-        read=q * total.exp(),
+        arrived=k * share,
+        read=q * share,
         v=v,
         beta=beta,
-        kept=k * (last - total).exp(),
-        lasting=last.exp().mT,
+        kept=k * (last - total).float().exp(),
+        lasting=last.float().exp().mT,
     )
 
 

@@ -74,14 +74,15 @@ def _prepared(
     The tokens' part in each other's outputs is attention with a decay (section 6 of the paper).
     """
     b, c = (part.repeat_interleave(len(x) // len(b), dim=0) for part in (b, c))
-    total = decay.cumsum(-1)
+    # In float64: a difference of two sums is small where both are large.
+    total = decay.double().cumsum(-1)
     # The share of token j's change that is left at token i.
-    left = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    left = (total[..., :, None] - total[..., None, :]).float().tril().exp().tril()
     last = total[..., -1:]
     return PreparedChunks(
         change=x,
-        read=c * total.exp()[..., None],
-        kept=(b * (last - total).exp()[..., None]).mT,
-        lasting=last.exp()[..., None],
+        read=c * total.float().exp()[..., None],
+        kept=(b * (last - total).float().exp()[..., None]).mT,
+        lasting=last.float().exp()[..., None],
         seen=(c @ b.mT) * left,
     )
