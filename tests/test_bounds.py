@@ -146,7 +146,7 @@ BOUNDS: dict[str, tuple[Attempt, Any, Any]] = {
     "regex": (option("regex"), "x" * 65_536, "x" * 65_537),
     "grammar": (option("grammar"), "x" * 65_536, "x" * 65_537),
     "choice: how many": (option("choice"), ["x"] * 4096, ["x"] * 4097),
-    "choice: how long": (option("choice"), "x" * 4096, "x" * 4097),
+    "choice: how long": (option("choice"), ["x" * 4096], ["x" * 4097]),
     "choice: together": (option("choice"), ["x" * 4096] * 16, ["x" * 4096] * 16 + ["x"]),
     "constrain_after": (
         lambda value: SamplingParams(regex="a", constrain_after=value),
@@ -173,7 +173,9 @@ def test_at_the_bound_and_one_past_it(name: str) -> None:
     attempt(most)
     with pytest.raises(InvalidRequest) as caught:
         attempt(more)
-    assert caught.value.field == re.split(r"[:, ]", name)[0]
+    # The entry that is wrong may be named, too.
+    named = (caught.value.field, re.sub(r"\[\d+\]$", "", caught.value.field))
+    assert re.split(r"[:, ]", name)[0] in named
     assert len(str(caught.value)) < 300
 
 

@@ -11,14 +11,14 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
     "adapters": 975,
-    "attention": 2_825,
+    "attention": 2_848,
     "bench": 8_136,
     "builtin": 900,
     "cache": 2_367,
     "cli": 3_007,
     "clients": 572,
     "doctor": 689,
-    "engine": 8_824,
+    "engine": 8_832,
     "files": 159,
     "grammar": 1_151,
     "integrations": 1_658,
@@ -37,9 +37,9 @@ MOST = {
     "server": 3_393,
     "speculation": 1_052,
     "telemetry": 600,
-    "testing": 9_947,
+    "testing": 9_951,
     "text": 3_468,
-    "tools": 2_571,
+    "tools": 2_582,
     "weights": 3_165,
 }
 #: Lines of all modules that lie beside the rooms.

@@ -48,12 +48,18 @@ class StateRows:
     before: torch.Tensor
     #: `[new]`: the rows that start from nothing.
     new: torch.Tensor
-    #: `[paged]`: the pages of states; and the marks after which these are, None: after each mark.
-    #: Other states are kept aside only.
+    #: `[early]`: marks whose states are written at once, and their pages, which no row of the pass
+    #: reads.
+    early: torch.Tensor
+    early_pages: torch.Tensor
+    #: `[held]`: the other marks, whose states are held until the pass is over.
+    held: torch.Tensor
+    #: `[paged]`: the pages of held states; and which of these they are, None: all, in order. Other
+    #: states are kept aside only.
     pages: torch.Tensor
     paged: torch.Tensor | None
     #: For each row with a draft: its slot, the tokens of the sequence at its first state that is
-    #: kept aside, and which of the marks these are.
+    #: kept aside, and which of the held states these are.
     aside: list[tuple[int, int, list[int]]]
 
     @classmethod
@@ -98,17 +104,29 @@ class StateRows:
                 stays = tokens_then == end or not tokens_then % block_size
                 where.append(int(tables[row, (tokens_then - 1) // block_size]) if stays else -1)
             begin += tokens
-        pages = np.array(where, np.int64)
+        every_page = np.array(where, np.int64)
+        late = (every_page < 0) | np.isin(every_page, before[first > 0])
+        for _, _, places in aside:
+            late[places] = True
+        numbers = np.cumsum(late) - 1
+        aside = [(slot, at, numbers[places].tolist()) for slot, at, places in aside]
+        pages = every_page[late]
         paged = np.flatnonzero(pages >= 0)
-        every_mark = len(paged) == len(pages)
+
+        def on_device(values: npt.NDArray[np.int64]) -> torch.Tensor:
+            return torch.from_numpy(values).to(device)
+
         return cls(
             starts=list(starts),
             counts=list(counts),
             spans=RowSpans(counts, kept, device),
-            before=torch.from_numpy(before).to(device),
-            new=torch.from_numpy(new).to(device),
-            pages=torch.from_numpy(pages[paged]).to(device),
-            paged=None if every_mark else torch.from_numpy(paged).to(device),
+            before=on_device(before),
+            new=on_device(new),
+            early=on_device(np.flatnonzero(~late)),
+            early_pages=on_device(every_page[~late]),
+            held=on_device(np.flatnonzero(late)),
+            pages=on_device(pages[paged]),
+            paged=None if len(paged) == len(pages) else on_device(paged),
             aside=aside,
         )
 
@@ -185,8 +203,8 @@ class LayerStates(Protocol):
 
 
 class StatePass:
-    """The states of one forward pass. Nothing is written to the pages before `commit`, so that a
-    pass that fails has changed nothing."""
+    """The states of one forward pass. Nothing is written before `commit` to the pages from which
+    its rows go on, so that a pass that fails can be computed again."""
 
     def __init__(self, cache: StateCache, rows: StateRows, slots: Sequence[int]) -> None:
         """`slots` are those of the rows."""
@@ -194,42 +212,47 @@ class StatePass:
         self._slots = slots
         self.rows = rows
         self.spans = rows.spans
-        self._before = [tensor.index_select(0, rows.before) for tensor in cache.tensors]
-        if len(rows.new):
-            # What a page without a state holds may be NaN.
-            self._before = [states.index_fill_(0, rows.new, 0) for states in self._before]
-        self._after = [
-            tensor.new_empty((len(rows.spans.marks), *tensor.shape[1:])) for tensor in cache.tensors
+        self._held = [
+            tensor.new_empty((len(rows.held), *tensor.shape[1:])) for tensor in cache.tensors
         ]
 
     def before(self, layer: int) -> list[torch.Tensor]:
         """See `LayerStates`."""
-        place = self._cache.place[layer]
-        return [states[:, place] for states in self._before]
+        place, rows = self._cache.place[layer], self.rows
+        found = [tensor[:, place].index_select(0, rows.before) for tensor in self._cache.tensors]
+        if len(rows.new):
+            # What a page without a state holds may be NaN.
+            found = [states.index_fill_(0, rows.new, 0) for states in found]
+        return found
 
     def keep(self, layer: int, *states: torch.Tensor) -> None:
         """See `LayerStates`."""
-        place = self._cache.place[layer]
-        for after, state in zip(self._after, states, strict=True):
-            after[:, place] = state
+        place, rows = self._cache.place[layer], self.rows
+        for tensor, held, state in zip(self._cache.tensors, self._held, states, strict=True):
+            if not len(rows.early):
+                held[:, place] = state
+                continue
+            held[:, place] = state.index_select(0, rows.held)
+            early = state.index_select(0, rows.early).to(tensor.dtype)
+            tensor[:, place].index_copy_(0, rows.early_pages, early)
 
     def commit(self) -> None:
         """Write the states to their pages, and keep those after drafted tokens aside."""
         rows, cache = self.rows, self._cache
-        paged = self._after
+        paged = self._held
         if rows.paged is not None:
-            paged = [after.index_select(0, rows.paged) for after in paged]
-        for tensor, after in zip(cache.tensors, paged, strict=True):
-            tensor.index_copy_(0, rows.pages, after)
+            paged = [held.index_select(0, rows.paged) for held in paged]
+        for tensor, states in zip(cache.tensors, paged, strict=True):
+            tensor.index_copy_(0, rows.pages, states)
         for slot in self._slots:
             cache.drop_aside(slot)
         for slot, tokens, places in rows.aside:
-            cache.put_aside(slot, tokens, _picked(self._after, places))
+            cache.put_aside(slot, tokens, _picked(self._held, places))
 
 
 def _picked(states: Sequence[torch.Tensor], places: Sequence[int]) -> list[torch.Tensor]:
-    """The states after these marks. A draft's marks follow each other, so that they need no index
-    on the device."""
+    """Those of the held states. A draft's follow each other, so that they need no index on the
+    device."""
     first, last = places[0], places[-1]
     assert last - first == len(places) - 1
     return [each[first : last + 1].clone() for each in states]

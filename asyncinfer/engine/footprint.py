@@ -23,6 +23,7 @@ from asyncinfer.tools import ChatOptions
 __all__ = [
     "beam_bytes",
     "drafting_bytes",
+    "logprob_bytes",
     "matcher_bytes",
     "prepared_bytes",
     "submitted_bytes",
@@ -74,6 +75,13 @@ def prepared_bytes(prompt_len: int, num_keys: int, params: SamplingParams) -> in
     if params.prompt_logprobs is not None:
         logprobs = 4 * prompt_len * (FIXED_WORDS + 2 * params.prompt_logprobs)
     return tokens + keys + logprobs
+
+
+def logprob_bytes(answer: int, params: SamplingParams) -> int:
+    """Bytes of the logprobs of answers of so many tokens, which their stream keeps to its end."""
+    if params.alternatives is None:
+        return 0
+    return 4 * answer * params.n * (FIXED_WORDS + 2 * params.alternatives)
 
 
 def beam_bytes(

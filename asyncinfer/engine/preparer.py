@@ -11,10 +11,10 @@ from secrets import randbits
 from typing import Any
 
 from asyncinfer.config import EngineConfig
+from asyncinfer.engine import footprint
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.beam_search import BeamSearch
 from asyncinfer.engine.core import Core
-from asyncinfer.engine.footprint import beam_bytes, drafting_bytes, matcher_bytes, prepared_bytes
 from asyncinfer.engine.formats import Formats
 from asyncinfer.engine.limits import reasoning_of, text_stop
 from asyncinfer.engine.options import RequestOptions
@@ -40,8 +40,7 @@ INLINE_TOKENS = 4096
 INLINE_WORDS = 4
 
 _SEED_MASK = 2**64 - 1
-#: Most drafted tokens of an answer where layers keep states: the state after each of them is kept
-#: until the draft is decided on, and may take megabytes.
+#: Most drafted tokens of a step where layers keep states: each has one, maybe of megabytes.
 _MOST_WITH_STATES = 4
 #: The sampling options of a guide, which draws nothing of its own.
 _UNGUIDED = SamplingParams(temperature=0.0)
@@ -81,7 +80,7 @@ class Preparer:
             compile_stop(params.stop_regex)
         chars = self._formats.chars(params)
         if chars:
-            self._admission.charge(request, matcher_bytes(chars, params.n))
+            self._admission.charge(request, footprint.matcher_bytes(chars, params.n))
         # A step may append the drawn token and `forced` more, and all must fit the stream's buffer.
         forced = 0 if options.search is not None else options.buffer - 1
         compiled = partial(setattr, request, "compile_seconds")
@@ -97,7 +96,7 @@ class Preparer:
                 raise InvalidRequest(params.constraint, value, "tools restrict the answer already")
             matchers = self._formats.for_calls(message, params, options.buffer - 1, compiled)
             if matchers[0] is not None and options.chat is not None:
-                held = matcher_bytes(options.chat.held_bytes, params.n)
+                held = footprint.matcher_bytes(options.chat.held_bytes, params.n)
                 self._admission.charge(request, held)
         total = scheduler.check_fits(len(token_ids), params.max_tokens, params.prompt_logprobs)
         negative = self._reader.negative(params, token_ids, options.chat)
@@ -119,15 +118,16 @@ class Preparer:
         keys = free_keys = None
         for ids in (token_ids, negative):
             blocks = 0 if cache is None else len(ids) // scheduler.spec.block_size
-            self._admission.charge(request, prepared_bytes(len(ids), blocks, params))
+            self._admission.charge(request, footprint.prepared_bytes(len(ids), blocks, params))
+        extra = footprint.logprob_bytes(total - len(token_ids), params)
         if len(prediction) or scheduler.speculator.proposers:
-            extra = drafting_bytes(len(token_ids), len(prediction), params.n)
-            self._admission.charge(request, extra)
+            extra += footprint.drafting_bytes(len(token_ids), len(prediction), params.n)
+        self._admission.charge(request, extra)
         few = 0
         if options.search is not None:
             few = min(options.search.candidates(len(stop_ids)), scheduler.spec.vocab_size)
             answer, most_blocks = total - len(token_ids), total // scheduler.spec.block_size
-            extra = beam_bytes(
+            extra = footprint.beam_bytes(
                 options.search.beams, few, len(token_ids), answer, most_blocks, chars
             )
             self._admission.charge(request, extra)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from asyncinfer.tools.lark import Unheld, escaped, json_rule, lazily
@@ -103,15 +103,22 @@ def as_json(text: str, kinds: frozenset[str] | None) -> str:
     return bare if fits else json.dumps(text, ensure_ascii=False)
 
 
-def arguments_of(place: str, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
+def arguments_of(
+    place: str, schema: Mapping[str, Any], syntax: Iterable[str]
+) -> list[tuple[str, Any, bool]]:
     """Name and schema of each property of an object, and whether it is required. Raises `Unheld`
-    for a schema that says more."""
+    for a schema that says more, and for a name with a text of the `syntax`, by which calls would be
+    read as others."""
     named, required = schema.get("properties", {}), schema.get("required", [])
     held = isinstance(named, Mapping) and isinstance(required, list)
     if not held or not all(isinstance(key, str) and key in named for key in required):
         raise Unheld(f"{place}/required", repr(required)[:80])
     for key in schema.keys() - _OBJECT_KEYS:
         raise Unheld(f"{place}/{key}", repr(schema[key])[:80])
+    parts = [each for each in syntax if each]
+    for key in named:
+        if not isinstance(key, str) or key != key.strip() or any(each in key for each in parts):
+            raise Unheld(f"{place}/properties", repr(key)[:80])
     wanted = frozenset(required)
     # What is false may not be there.
     told = ((key, each) for key, each in named.items() if each is not False or key in wanted)

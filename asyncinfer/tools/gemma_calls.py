@@ -20,6 +20,8 @@ __all__ = ["GemmaCalls"]
 
 #: Levels of lists and objects in an argument.
 _DEEPEST: Final = 64
+#: What a property's name ends with, or begins.
+_SYNTAX: Final = ':,{}[]"'
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class _Rules:
 
     def _object(self, name: str, schema: Mapping[str, Any], place: str) -> str:
         parts: list[tuple[str, bool]] = []
-        for key, one, required in arguments_of(f"{self._tool.name}{place}", schema):
+        for key, one, required in arguments_of(f"{self._tool.name}{place}", schema, _SYNTAX):
             at, value = len(parts), self.of(one, f"{place}/{key}")
             self._rules.append(f"{name}_k{at}: {json.dumps(key + ':')} {value}")
             parts.append((f"{name}_k{at}", required))

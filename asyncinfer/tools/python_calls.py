@@ -19,6 +19,9 @@ from asyncinfer.tools.tool import Tool
 
 __all__ = ["PythonCalls"]
 
+#: What a name of an argument ends with.
+_SYNTAX: Final = "=(),: "
+
 #: Characters of a value that is parsed as Python, on an event loop: an f-string takes time by the
 #: square of its length, 50 ms for 16,384. One string takes 2 ms for its bound.
 MOST_PARSED: Final = 4_096
@@ -96,7 +99,9 @@ class PythonCalls:
         rules.append("one: " + " | ".join(f"one_{index}" for index in range(len(tools))))
         for index, tool in enumerate(tools):
             names: list[tuple[str, bool]] = []
-            for at, (key, schema, required) in enumerate(arguments_of(tool.name, tool.schema)):
+            for at, (key, schema, required) in enumerate(
+                arguments_of(tool.name, tool.schema, _SYNTAX)
+            ):
                 rule = f"arg_{index}_{at}"
                 rules.append(value_rule(f"{rule}_v", schema, tool.schema))
                 rules.append(f"{rule}: {json.dumps(key + '=')} {rule}_v")

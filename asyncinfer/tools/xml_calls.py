@@ -146,7 +146,8 @@ class XmlCalls:
         between, close = "\n" if self.value_open else "", f"{line}{self.value_close}"
         token = delimiters.one_token(close)
         names = []
-        for index, (key, schema, required) in enumerate(arguments_of(tool.name, tool.schema)):
+        named = arguments_of(tool.name, tool.schema, (*self.delimiters, "\n"))
+        for index, (key, schema, required) in enumerate(named):
             rule = f"{prefix}_{index}"
             begin = f"{self.key_open}{key}{self.key_close}{line}"
             value, ending = f"{rule}_v", lark(close)

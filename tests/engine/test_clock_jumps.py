@@ -18,7 +18,7 @@ ROOT = Path(asyncinfer.__file__).parent
 #: answer over HTTP or by LiteLLM was.
 SHOWN = {
     *("text/sandbox.py", "bench/record.py", "cli/simulate.py", "integrations/litellm.py"),
-    *("server/usage.py", "server/responses.py", "server/models.py"),
+    *("server/usage.py", "server/response_answer.py", "server/models.py"),
 }
 WALL = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime"}
 

@@ -17,6 +17,7 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.beam_search import BeamOutput
 from asyncinfer.engine.footprint import (
     beam_bytes,
+    logprob_bytes,
     matcher_bytes,
     prepared_bytes,
     submitted_bytes,
@@ -140,6 +141,23 @@ async def test_stop_strings_at_the_bound_are_taken_and_one_past_it_never() -> No
     for most, fits in ((exact, True), (exact - 1, False)):
         async with Engine(FakeModel(), max_held_bytes=most) as engine:
             asked = engine.generate(ids, max_tokens=4, n=4, stop=stops)
+            if fits:
+                await asked
+            else:
+                with pytest.raises(InvalidRequest, match=f"max_held_bytes={most}"):
+                    await asked
+            assert engine.stats().held_bytes == 0
+
+
+@pytest.mark.anyio
+async def test_logprobs_of_answers_are_charged() -> None:
+    ids, params = [200] * 40, SamplingParams(n=2, logprobs=5, max_tokens=8)
+    exact = submitted_bytes(ids, 16) + prepared_bytes(40, 2, params) + logprob_bytes(8, params)
+    assert logprob_bytes(8, params) == 2 * 8 * 4 * (3 + 2 * 5)
+    assert logprob_bytes(8, SamplingParams()) == 0
+    for most, fits in ((exact, True), (exact - 1, False)):
+        async with Engine(FakeModel(), max_held_bytes=most) as engine:
+            asked = engine.generate(ids, max_tokens=8, n=2, logprobs=5)
             if fits:
                 await asked
             else:

@@ -337,7 +337,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"regex": "\ud800"}, "regex"),
     ({"regex": b"a"}, "regex"),
     ({"choice": []}, "choice"),
-    ({"choice": [""]}, "choice"),
+    ({"choice": [""]}, "choice[0]"),
+    ({"choice": "text"}, "choice"),
     ({"structural_tag": {}}, "structural_tag/structures"),
     (
         {"structural_tag": {"structures": [{"begin": "<a>"}], "triggers": ["<"]}},

@@ -286,7 +286,7 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
     ),
     "a consumer that reads steadily is stalled": (50, 4000, "end: ", stalled_while_reading),
     "what was coalesced is lost at an error": (0, 4000, "I7", coalesced_lost),
-    "a late loop hears of an error before the tokens": (20, 2000, "I7", raised_before_it_is_read),
+    "a late loop hears of an error before the tokens": (100, 2000, "I7", raised_before_it_is_read),
     "a thread that cannot start is kept": (
         0,
         6000,

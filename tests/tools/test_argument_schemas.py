@@ -151,3 +151,23 @@ def test_an_argument_may_refer_to_any_part(
         text = syntax.write((("f", arguments),)).replace("'", '"')
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert (start.fitting(ids) == len(ids)) == fits
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *(("qwen-xml", key) for key in ("a>b", "</parameter>", " a", "a\nb")),
+        *(("glm", key) for key in ("</arg_key>", "a\nb")),
+        *(("gemma", key) for key in ("a:b", "a,b", "{", "a ")),
+        *(("llama-python", key) for key in ("a=b", "a b")),
+    ],
+)
+def test_a_name_that_would_be_read_as_another_is_refused(name: str, key: str) -> None:
+    tools = check_tools([{"name": "f", "parameters": {"properties": {key: TEXT}}}])
+    tokenizer = tokenizer_of(SYNTAXES[name])
+    reading = Reading(family_named(name), tokenizer, tools, must_call=True)
+    with pytest.raises(InvalidRequest, match=r"^tools/f/properties="):
+        reading.reader.grammar()
+    # A name of letters is none.
+    plain = check_tools([{"name": "f", "parameters": {"properties": {"a_b": TEXT}}}])
+    assert Reading(family_named(name), tokenizer, plain, must_call=True).reader.grammar()

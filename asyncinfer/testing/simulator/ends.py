@@ -6,6 +6,7 @@ from typing import Final
 
 from asyncinfer.engine.footprint import (
     drafting_bytes,
+    logprob_bytes,
     matcher_bytes,
     prepared_bytes,
     submitted_bytes,
@@ -18,6 +19,7 @@ from asyncinfer.testing.simulator.formats import chars
 from asyncinfer.testing.simulator.samplers import may_fail
 from asyncinfer.testing.simulator.vocabulary import prompt_of
 from asyncinfer.testing.simulator.world import World
+from asyncinfer.text import StopStrings
 
 __all__ = ["LATE", "Ends"]
 
@@ -93,11 +95,13 @@ class Ends:
         if most is None or "max_held_bytes" not in consumer.message:
             return False
         buffer = ask.buffer if ask.max_tokens is None else min(ask.buffer, ask.max_tokens * ask.n)
-        params = SamplingParams(n=ask.n, prompt_logprobs=ask.prompt_logprobs)
+        params = SamplingParams(n=ask.n, logprobs=ask.logprobs, prompt_logprobs=ask.prompt_logprobs)
         held = submitted_bytes(prompt_of(ask), buffer, None, tuple(ask.negative))
         for tokens in (ask.prompt, ask.guide):
             blocks = len(tokens) // self._world.scenario.block_size
             held += prepared_bytes(len(tokens), blocks, params)
+        held += logprob_bytes(self._world.scenario.max_context, params)
+        held += StopStrings.held_bytes(tuple(ask.stop), ask.n)
         if self._world.scenario.wrong_drafts:
             held += drafting_bytes(len(ask.prompt), 0, ask.n)
         if ask.format is not None:
