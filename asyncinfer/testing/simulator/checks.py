@@ -165,7 +165,8 @@ class Checks:
         self.ends.check(consumer)
         if consumer.outcome == "Overloaded":
             self.ends.overloads += 1
-        if consumer.ask.form in ("worker", "chat"):
+        # Its prompt, or its format, was prepared on a thread.
+        if consumer.ask.form in ("worker", "chat") or consumer.ask.format is not None:
             left = consumer.outcome == "cancelled" or consumer.closed
             self._unheard += consumer.retries + left
         usage, ask = consumer.usage, consumer.ask
