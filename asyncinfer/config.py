@@ -105,9 +105,9 @@ class EngineConfig:
     kv_fraction: float = 0.8
     #: Longest sequence, prompt and answer together; None takes the model's.
     max_context: int | None = None
-    #: Requests computed together at most.
+    #: Sequences computed together at most: each of `n` answers counts, and a guide.
     max_running: int = 256
-    #: Requests held at most, running ones included; the next one is `Overloaded`.
+    #: Answers of all requests that are held, running ones included; the next one is `Overloaded`.
     max_requests: int = 4096
     #: The most bytes of host memory that all requests hold: prompts, and what streams may hold
     #: unread. A request beyond it is `Overloaded`.

@@ -55,8 +55,8 @@ class SamplingParams:
     name is a `TypeError`, a value out of bounds an `InvalidRequest`.
 
     The chain runs in this order: guidance, `logit_bias`, `allowed_token_ids`, `bad_words`,
-    structured output, `min_tokens` -> penalties -> temperature -> top-k, top-p, min-p, typical ->
-    draw.
+    structured output, `min_tokens` -> penalties -> `sampler` -> temperature -> top-k, top-p, min-p,
+    typical -> draw.
     """
 
     #: Most tokens to generate; None: up to the end of the context, 0: the prompt is computed alone.

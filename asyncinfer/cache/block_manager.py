@@ -166,7 +166,8 @@ class BlockManager:
         committed: full blocks are shared, a partly filled one gets pages of its own.
 
         Returns `(source, target)` of the page to copy in each group; nothing if no block is partly
-        filled. A source has a reference more: `release` it once the step that copies is committed.
+        filled. A source has a reference more, which `SlotAllocator.release_sources` gives back once
+        the step that copies is committed.
         """
         assert not sequence.tables
         assert parent.capacity >= length

@@ -49,7 +49,7 @@ _LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
     metavar="KEY[=SCOPE]",
     help="Let in whoever has KEY, with a cache of its own if SCOPE is named. Repeatable.",
 )
-@click.option("--max-requests", type=int, help="Most requests held.  [default: 4096]")
+@click.option("--max-requests", type=int, help="Most answers of requests held.  [default: 4096]")
 @click.option("--cors-origin", "origins", multiple=True, help="Let this origin's pages in.")
 @click.option("--allowed-host", "hosts", multiple=True, help="Serve this `Host` too.")
 @click.option(

@@ -1,14 +1,16 @@
 """Every request that an engine holds, from its submission to its end.
 
-A consumer waits for its request until one of five things happens:
+A consumer waits for its request until one of six things happens:
 
-- an answer: `Requests.finish`, or `InvalidRequest` from `Intake`, before there is a wait;
+- an answer: `Requests.finish`;
+- a failure of its own, such as NaN logits or a reader that stalls: `Requests.fail`;
 - its deadline: `Requests.expire`, and `Watchdog` where the decode thread is late;
 - a close: `Frontend.drain`, then `Requests.expire`, and `Watchdog` likewise;
 - the death of the engine: `Core.fail_all`, or `Core.abandon` where a step hangs;
 - its own cancellation: `Command.ABORT`.
 
-Each of them goes through `Admission.end`, which lets the first one through and no other.
+Each of them goes through `Admission.end`, which lets the first one through and no other. An invalid
+request has not begun to wait when `Admission.refuse` forgets it.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ class Admission:
         if self.held + answers <= self.limit:
             return None
         return Overloaded(
-            f"max_requests={self.limit}: {self.held} requests are held, {answers} more were asked "
+            f"max_requests={self.limit}: {self.held} answers are held, {answers} more were asked "
             "for; try again later"
         )
 
@@ -203,7 +205,9 @@ class Admission:
                 self.deadlines.discard(request)
 
     def leave(self, request: Request) -> None:
-        """Nothing is computed for the request any more: its place is free."""
+        """Free the request's place, and give back the bytes that it was charged: the caller has
+        ended it, or found that it is not wanted any more. The pages that a step in flight still
+        writes are `SequenceStates`' until that step is committed."""
         with self._lock:
             if request not in self._places:
                 return

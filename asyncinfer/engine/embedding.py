@@ -18,10 +18,11 @@ from asyncinfer.checks import (
     check_integer,
     check_string,
     check_token_ids,
+    renaming,
 )
 from asyncinfer.chunk import Completion
 from asyncinfer.engine.frontend import Frontend
-from asyncinfer.engine.prompt_reader import PromptReader
+from asyncinfer.engine.prompt_reader import PromptReader, checked_ids
 from asyncinfer.engine.stream import Stream
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.params import SamplingParams
@@ -97,7 +98,7 @@ async def embed(
     before = _prompt(prompt_name, modules)
     asked = (before + text if isinstance(text, str) else text for text in texts)
     chosen: Pooling = "mean" if pooling == "mean" else "last"
-    done = await _each(frontend, (begin(text, chosen) for text in asked))
+    done = await _each(frontend, "texts", (begin(text, chosen) for text in asked))
     finish = partial(_vectors, done, chosen, dense, dimensions, normalize)
     # Thousands of vectors, or a product with some, are too long for the event loop.
     long = dense or len(done) > AT_ONCE
@@ -154,7 +155,7 @@ async def score(
     core = frontend.check()
     _check_list("continuations", continuations)
     reader, tokenizer = PromptReader(core.loaded, frontend.config), core.loaded.tokenizer
-    most = frontend.config.max_prompt_chars
+    most, vocab_size = frontend.config.max_prompt_chars, core.loaded.runner.spec.vocab_size
 
     def tokenise() -> tuple[list[int], list[list[int]]]:
         before, _ = reader.read(prompt, SCORED, None, lambda: None)
@@ -167,15 +168,16 @@ async def score(
                     raise InvalidRequest(name, value, f"must have <= max_prompt_chars={most}")
                 ids = tokenizer.encode_inner(text)
             else:
-                ids = [*check_token_ids(name, text)]
+                ids = checked_ids(name, check_token_ids(name, text), vocab_size)
             if not ids:
                 raise InvalidRequest(name, text, "must hold at least one token")
-            rest.append([*ids])
+            rest.append(ids)
         return before, rest
 
     before, rest = await anyio.to_thread.run_sync(tokenise, abandon_on_cancel=True)
     first = len(before) - 1
-    done = await _each(frontend, (begin([*before, *ids], first) for ids in rest))
+    streams = (begin([*before, *ids], first) for ids in rest)
+    done = await _each(frontend, "continuations", streams)
     scores = []
     for ids, each in zip(rest, done, strict=True):
         entries = [entry for entry in each.prompt_logprobs or () if entry is not None]
@@ -184,17 +186,20 @@ async def score(
     return scores
 
 
-async def _each(frontend: Frontend, streams: Iterable[Stream]) -> list[Completion]:
-    """The completions of the requests. As many run at once as an idle engine has room for, and
-    further ones are not made: thousands of prompts together would hold more than requests may. An
-    error of one request ends the others."""
+async def _each(frontend: Frontend, name: str, streams: Iterable[Stream]) -> list[Completion]:
+    """The completions of the requests, one for each entry of the argument `name`. As many run at
+    once as an idle engine has room for, and further ones are not made: thousands of prompts
+    together would hold more than requests may. An error of one request ends the others."""
     done: list[Completion] = []
-    left, most = iter(streams), min(AT_ONCE, frontend.config.max_requests)
+    left, most = enumerate(streams), min(AT_ONCE, frontend.config.max_requests)
     while batch := [*islice(left, most)]:
         async with AsyncExitStack() as stack:
-            for stream in batch:
-                await stack.enter_async_context(stream)
-            done += [await stream for stream in batch]
+            for index, stream in batch:
+                with renaming("prompt", f"{name}[{index}]"):
+                    await stack.enter_async_context(stream)
+            for index, stream in batch:
+                with renaming("prompt", f"{name}[{index}]"):
+                    done.append(await stream)
     return done
 
 

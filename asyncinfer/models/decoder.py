@@ -158,7 +158,7 @@ class Decoder:
         states: LayerStates | None = None,
     ) -> ForwardPass:
         """What each layer is given in `run`, and in `predict` after it; arguments of `forward`.
-        Call it once for the same tokens: it clears each page of which one of them is the first."""
+        It clears every page whose first token is in this pass, so call it once for a pass."""
         angles = self.angles(positions)
         temperatures = [each.factors(positions) for each in self._temperatures]
         return ForwardPass(angles, self._attends(kv, batches), adapters, temperatures, states)
@@ -251,11 +251,11 @@ class Decoder:
             assert isinstance(batch, AttentionBatch)
             return dict.fromkeys(range(len(self.layers)), WholeAttention(batch, self._scale))
         attends: dict[int, Attend] = {}
-        for group, batch in zip(kv, batches, strict=True):
-            if group.layers and self._alike:
-                attends |= dict.fromkeys(group.layers, begin_attention(group, batch, self._scale))
-            elif group.layers:
-                attends.update(self._attends_by_variant(group, batch))
+        for cache, batch in zip(kv, batches, strict=True):
+            if cache.layers and self._alike:
+                attends |= dict.fromkeys(cache.layers, begin_attention(cache, batch, self._scale))
+            elif cache.layers:
+                attends.update(self._attends_by_variant(cache, batch))
         return attends
 
     def _attends_by_variant(self, kv: KVCache, batch: DeviceBatch) -> dict[int, Attend]:

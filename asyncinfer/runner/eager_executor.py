@@ -32,7 +32,7 @@ class EagerExecutor:
     """Computes steps of any kind. For each step call, in this order: `change`, `run`, and later the
     pending step's `read`.
 
-    Subclasses may override `forward`, `logits`, `sample` and `score`.
+    Subclasses may override every public method.
 
     Args:
         kv: the caches of the KV groups.

@@ -25,7 +25,7 @@ class Uses(IntFlag):
     OCCURRENCE = 64
     DRAW = 128
     TEMPERATURE = 256
-    LIKELY = 512
+    LIKELY = 512  # Top-k, top-p or min-p.
     TYPICAL = 1024
     PLUGIN = 2048
     GRAMMAR = 4096

@@ -28,7 +28,7 @@ __all__ = ["Sampled", "SamplingState", "draw_bytes"]
 
 I64 = npt.NDArray[np.int64]
 
-#: Just above the weight of a token that cannot win a draw's race (`kernels/reference/sample.py`).
+#: Just above the weight of a token that cannot win a draw's race: see `kernels/noise.py`.
 _NOTHING = math.exp(NEVER) * 1.00001
 # Made once: taking flags apart and together takes microseconds.
 _FILTERS = tuple(Uses.FILTERS)

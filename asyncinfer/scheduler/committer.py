@@ -64,7 +64,7 @@ class Committer:
     def _commit_row(self, step: Step, row: int, draws: tuple[int, ...], result: StepResult) -> None:
         """Commit one row, whatever the state of its sequence."""
         sequence, error = step.sequences[row], result.failed.get(row)
-        guides = sequence.guided is not None
+        guides = sequence.guides is not None
         beam = sequence.candidates > 0
         draft = step.drafts.get(row, ())
         drawn, right = draws, len(draft)
@@ -125,7 +125,7 @@ class Committer:
             sequence.tokens, sequence.keys = [*sequence.tokens, *drawn], [*sequence.keys]
         else:
             sequence.tokens.extend(drawn)
-        if sequence.guided is None:
+        if sequence.guides is None:
             self._counters.generated_tokens += len(drawn)
         sequence.draws_left += len(draws) - len(drawn)
         same = 0

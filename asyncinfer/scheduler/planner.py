@@ -90,8 +90,8 @@ class Planner:
         states.trim()
         oldest = min(states.running(), key=lambda r: r.id)
         # A guide goes with the one that it guides, which came just before it.
-        others = states.ranked(r for r in states.running() if r is not oldest and not r.guided)
-        victims = others + states.ranked(r for r in states.sleeping() if not r.guided)
+        others = states.ranked(r for r in states.running() if r is not oldest and not r.guides)
+        victims = others + states.ranked(r for r in states.sleeping() if not r.guides)
         wanting = {r.id for r in needy}
         while victims and len(wanting) > expected_blocks(states):
             victim = victims.pop()
@@ -105,7 +105,7 @@ class Planner:
         """Add a row for each stepwise sequence, with its draft; then chunks of the prompts already
         begun, first admitted first. Returns what is left of the budget."""
         states = self._states
-        stepwise = [r for r in states.stepwise.values() if not (_awaits(r) or r.guide or r.guided)]
+        stepwise = [r for r in states.stepwise.values() if not (_awaits(r) or r.guide or r.guides)]
         pairs = self._pairs.going_on() if states.paired else []
         room = self._drafts.make(step, [*pairs, *stepwise], budget) if pairs or stepwise else 0
         if pairs:
@@ -126,7 +126,7 @@ class Planner:
         if states.paired:
             budget = self._pairs.add_prompts(step, budget)
         for sequence in list(states.prefilling.values()):
-            if sequence.guide or sequence.guided:
+            if sequence.guide or sequence.guides:
                 continue
             chunk = self._chunk(sequence, budget)
             if chunk > 0:

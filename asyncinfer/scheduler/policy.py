@@ -52,7 +52,8 @@ class Deadline:
         return (request.arrival + self.patience if due is None else due,)
 
 
-#: The names `EngineConfig.scheduler` takes.
+#: The policies that ship with the package, which `Ranking` calls without a supervisor. All names
+#: that `EngineConfig.scheduler` takes are in `plugins/groups.py`.
 POLICIES: dict[str, type[SchedulingPolicy]] = {
     "deadline": Deadline,
     "fcfs": FCFS,

@@ -1,8 +1,9 @@
 """`Scheduler`: which tokens of which sequences are computed in the next step.
 
-Synchronous and deterministic: no clock (time is an argument), no thread, no tensor. Everything
-is called on one thread. Several steps may be in flight: `schedule` counts tokens as computed at
-once and leaves drawn tokens pending; `update` commits steps in the order they were scheduled.
+Synchronous and deterministic: no thread and no tensor; time is an argument, and a clock only times
+plugins. Everything but `check_fits` is called on one thread. Several steps may be in flight:
+`schedule` counts tokens as computed at once and leaves drawn tokens pending; `update` commits steps
+in the order they were scheduled.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class Scheduler:
             held = self.sequence_at(forced.slot)
             if held is not None and held.state in (RUNNING, PAUSED):
                 self.states.preempt(held)
-        self.states.slots.unpin(step)
+        self.states.slots.release_sources(step)
         return lost
 
     def update(self, step: Step, result: StepResult, now: float) -> None:
@@ -186,7 +187,7 @@ class Scheduler:
             self.speculator.costs.add(step.tokens, seconds, bool(step.drafts))
         self._updated = now
         self._committer.commit(step, result)
-        self.states.slots.unpin(step)
+        self.states.slots.release_sources(step)
         self._forget_ended()
 
     def _retried(self, step: Step) -> bool:

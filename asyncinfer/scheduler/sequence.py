@@ -49,13 +49,14 @@ class ChosenSampler:
 
 class Sequence:
     """One answer in progress; a request with `n > 1` answers has one sequence for each. The engine
-    makes it and hands it to `Scheduler.add`. From then on each field has the one writer that is
-    named above it."""
+    makes it and hands it to `Scheduler.add`. From then on each field has the writer that is named
+    above it. Beside these, `Committer` takes back what rejected drafts had added, and
+    `SlotAllocator` begins anew where a sequence gets or loses its slot."""
 
     __slots__ = (
         *("adapter_slot", "after", "arrival", "bad_ids", "cached_tokens", "candidates"),
         *("capacity", "committed", "computed", "conversation", "deadline", "drafted"),
-        *("drafter", "draws_left", "followers", "following", "fork_of", "guide", "guided"),
+        *("drafter", "draws_left", "followers", "following", "fork_of", "guide", "guides"),
         *("id", "index", "keys", "matcher", "max_total", "namespace", "node", "owner"),
         *("params", "place", "pooling", "preemptions", "priority", "prompt_len"),
         *("prompt_logprobs", "published", "reasoning", "resting", "samplers", "scored", "seed"),
@@ -160,8 +161,8 @@ class Sequence:
         self.preemptions = 0
         #: Whether no method drafts for it for a while, so that it decodes as those without do.
         self.resting = False
-        #: The sequence that this one guides, from when that is added until it ends.
-        self.guided: Sequence | None = None
+        #: The sequence that this one is the guide of, from when that is added until it ends.
+        self.guides: Sequence | None = None
 
         # Written by `WaitingQueue` and by its `Ranking`.
         #: Where it stands in the queue.
@@ -183,7 +184,7 @@ class Sequence:
         self.cached_tokens = 0
 
         # Written by `SlotAllocator`.
-        #: Stable row of the runner, -1 without one.
+        #: Its index in all that the runner keeps for each slot, -1 without one.
         self.slot = -1
 
         # Written by `BlockManager`; see `asyncinfer.cache.Tabled`.
@@ -234,7 +235,7 @@ class Sequence:
             or (self.drafter is not None and not self.resting)
             or self.candidates
             or self.guide is not None
-            or self.guided is not None
+            or self.guides is not None
         )
 
     @property

@@ -108,7 +108,7 @@ class SequenceStates:
         it waits."""
         if sequence.guide is not None:
             # Not before: a request that ends while it is prepared leaves no cycle of references.
-            sequence.guide.guided = sequence
+            sequence.guide.guides = sequence
         sequence.state = WAITING
         self.queue.push(sequence, self.now)
 
@@ -189,15 +189,15 @@ class SequenceStates:
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence, and with it the one that it guides or is guided by."""
-        if sequence.guided is not None:
-            sequence = sequence.guided
+        if sequence.guides is not None:
+            sequence = sequence.guides
         if sequence.state is FINISHED:
             return
         self._finish(sequence)
         if sequence.guide is not None:
             self._finish(sequence.guide)
             # The two refer to each other: the garbage collector alone would find them.
-            sequence.guide.guided = None
+            sequence.guide.guides = None
 
     def _finish(self, sequence: Sequence) -> None:
         if sequence.state is not _NEW:
@@ -216,8 +216,8 @@ class SequenceStates:
     def preempt(self, sequence: Sequence) -> None:
         """Take slot and pages from a running or paused sequence, which is computed again later, and
         from its guide, or the one that it guides."""
-        if sequence.guided is not None:
-            sequence = sequence.guided
+        if sequence.guides is not None:
+            sequence = sequence.guides
         if sequence.state not in (RUNNING, PAUSED):
             # The other of the two was preempted, and this one with it.
             return

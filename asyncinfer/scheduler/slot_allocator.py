@@ -46,7 +46,7 @@ class SlotAllocator:
             changes.copies.append(copy)
         sequence.computed = sequence.committed = length
 
-    def unpin(self, step: Step) -> None:
+    def release_sources(self, step: Step) -> None:
         """Release the pages that the step copied from, which was committed or taken back."""
         for group, changes in zip(self.blocks.groups, step.groups, strict=False):
             for source, _ in changes.copies:
@@ -67,7 +67,7 @@ class SlotAllocator:
             masked=sequence.matcher is not None,
             candidates=sequence.candidates,
             adapter=sequence.adapter_slot,
-            paired=sequence.guide is not None or sequence.guided is not None,
+            paired=sequence.guide is not None or sequence.guides is not None,
         )
 
     def grow_each(self, sequences: abc.Sequence[Sequence]) -> None:

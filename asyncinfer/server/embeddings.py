@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any, Final
 
+from asyncinfer.checks import renaming
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.call import Call
 from asyncinfer.server.completions import prompts_of
@@ -34,7 +35,7 @@ EMBEDDINGS: Final = Fields(
     Field("user", ANY, "Taken, and without effect."),
 )
 #: Arguments of `Engine.embed` -> the request's names of them.
-NAMES: Final = {"texts": "input", "prompt": "input"}
+NAMES: Final = {"texts": "input"}
 
 
 class EmbeddingsEndpoint:
@@ -52,7 +53,9 @@ class EmbeddingsEndpoint:
         if form not in ("float", "base64"):
             raise InvalidRequest("encoding_format", form, "must be float or base64")
         options = options_of(body, EMBEDDINGS)
-        done = await model.engine.embed(texts, **options, **request_options(call, model))
+        # A text that is no entry of a list has no place in one.
+        with renaming("texts" if texts is body["input"] else "texts[0]", "input"):
+            done = await model.engine.embed(texts, **options, **request_options(call, model))
         usage = {"prompt_tokens": done.prompt_tokens, "total_tokens": done.prompt_tokens}
 
         def answer() -> dict[str, Any]:

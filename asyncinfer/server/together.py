@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import anyio
 
-from asyncinfer.errors import InvalidRequest
+from asyncinfer.checks import renaming
 
 __all__ = ["at_place", "together"]
 
@@ -16,13 +16,8 @@ T = TypeVar("T")
 
 async def at_place(field: str, index: int | None, call: Callable[[], Awaitable[T]]) -> T:
     """The call's result. An error of `field` names the entry `index` of it, unless that is None."""
-    try:
+    with renaming(field, field if index is None else f"{field}[{index}]"):
         return await call()
-    except InvalidRequest as error:
-        if index is None or not error.field.startswith(field):
-            raise
-        place = f"{field}[{index}]{error.field.removeprefix(field)}"
-        raise InvalidRequest(place, error.value, error.bound) from None
 
 
 async def together(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

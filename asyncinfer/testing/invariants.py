@@ -132,7 +132,7 @@ def _check_tables(scheduler: Scheduler, seated: list[Sequence]) -> None:
         blocks = r.capacity // size
         hold("I4", r.capacity == blocks * size, "{}: capacity {}", r, r.capacity)
         # A guide has the drafts of its sequence, which forgets the guide when both end.
-        drafter = r.drafter if r.guided is None else r.guided.drafter
+        drafter = r.drafter if r.guides is None else r.guides.drafter
         most = r.total_known + (0 if drafter is None else drafter.most)
         few = blocks <= -(-most // size)
         hold("I4", few or r.state is SequenceState.FINISHED, "{} has {} blocks", r, blocks)

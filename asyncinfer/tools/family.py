@@ -9,7 +9,7 @@ from typing import Protocol
 from asyncinfer.tools.delimiters import Delimiters
 from asyncinfer.tools.lark import lazily
 from asyncinfer.tools.output import Output
-from asyncinfer.tools.source import Source, Steps
+from asyncinfer.tools.source import Parsing, Source
 from asyncinfer.tools.tool import Tool
 
 __all__ = ["CallSyntax", "Span", "ToolFamily"]
@@ -42,7 +42,7 @@ class CallSyntax(Protocol):
 
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
-    ) -> Steps[None]:
+    ) -> Parsing[None]:
         """Read what follows `opened`; what is no call is content. Waits by `yield`: `source.py`."""
 
     def rules(self, tools: tuple[Tool, ...], parallel: bool, delimiters: Delimiters) -> str:
@@ -73,7 +73,7 @@ class ToolFamily:
 
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], thinking: bool
-    ) -> Steps[None]:
+    ) -> Parsing[None]:
         """Read an answer, which may call tools of these names."""
         reasoning, calls = self.reasoning, self.calls if tools else None
         opens = () if calls is None else calls.opens

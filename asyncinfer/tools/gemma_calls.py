@@ -13,7 +13,7 @@ from asyncinfer.tools.delimiters import Delimiters
 from asyncinfer.tools.json_calls import nowhere
 from asyncinfer.tools.lark import Unheld, joined, json_rule
 from asyncinfer.tools.output import Output
-from asyncinfer.tools.source import Source, Steps
+from asyncinfer.tools.source import Parsing, Source
 from asyncinfer.tools.tool import Tool
 
 __all__ = ["GemmaCalls"]
@@ -46,7 +46,7 @@ class GemmaCalls:
 
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
-    ) -> Steps[None]:
+    ) -> Parsing[None]:
         source.record()
         parts: list[str] = []
         yield from source.space()
@@ -63,7 +63,7 @@ class GemmaCalls:
         yield from source.until((self.close,), nowhere)
         out.delimiter()
 
-    def _value(self, source: Source, out: Output, depth: int) -> Steps[bool]:
+    def _value(self, source: Source, out: Output, depth: int) -> Parsing[bool]:
         """Put the JSON of one value; False where it is cut short or not a value."""
         yield from source.space()
         if (yield from source.literal(self.quote)):

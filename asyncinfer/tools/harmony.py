@@ -13,7 +13,7 @@ from asyncinfer.tools.family import ToolFamily
 from asyncinfer.tools.json_calls import nowhere
 from asyncinfer.tools.lark import json_rule
 from asyncinfer.tools.output import Output
-from asyncinfer.tools.source import Source, Steps
+from asyncinfer.tools.source import Parsing, Source
 from asyncinfer.tools.tool import Tool
 
 __all__ = ["Harmony"]
@@ -35,7 +35,7 @@ class Harmony(ToolFamily):
 
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], thinking: bool
-    ) -> Steps[None]:
+    ) -> Parsing[None]:
         """Messages one after the other; the first one's role is in the prompt."""
         while True:
             header: list[str] = []

@@ -10,7 +10,7 @@ from typing import Final
 from asyncinfer.tools.delimiters import Delimiters
 from asyncinfer.tools.lark import json_rule
 from asyncinfer.tools.output import Output
-from asyncinfer.tools.source import Put, Source, Steps
+from asyncinfer.tools.source import Parsing, Put, Source
 from asyncinfer.tools.tool import Tool
 
 __all__ = ["JsonCalls", "nowhere", "read_arguments", "read_object"]
@@ -49,7 +49,7 @@ class JsonCalls:
 
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
-    ) -> Steps[None]:
+    ) -> Parsing[None]:
         source.record()
         yield from source.space()
         if self.tag:
@@ -93,7 +93,7 @@ class JsonCalls:
         return "\n".join(rules)
 
 
-def read_object(source: Source, out: Output, tools: Mapping[str, Tool]) -> Steps[bool]:
+def read_object(source: Source, out: Output, tools: Mapping[str, Tool]) -> Parsing[bool]:
     """Read one call while the source records; False where there is none, and nothing was put."""
     if not (yield from source.literal("{")):
         return False
@@ -126,7 +126,7 @@ def read_object(source: Source, out: Output, tools: Mapping[str, Tool]) -> Steps
             return bool(name)
 
 
-def read_arguments(source: Source, put: Put) -> Steps[bool]:
+def read_arguments(source: Source, put: Put) -> Parsing[bool]:
     """Put the JSON of a call's arguments as it stands. Some models write it as a string."""
     if (yield from source.next()) != '"':
         return (yield from source.json(put))
@@ -135,7 +135,7 @@ def read_arguments(source: Source, put: Put) -> Steps[bool]:
     return text is not None
 
 
-def _string(source: Source) -> Steps[str | None]:
+def _string(source: Source) -> Parsing[str | None]:
     """Take a JSON string; None where there is none."""
     if (yield from source.next()) != '"':
         return None

@@ -10,7 +10,7 @@ from asyncinfer.tools.delimiters import Delimiters
 from asyncinfer.tools.json_calls import nowhere, read_arguments, read_object
 from asyncinfer.tools.lark import json_rule
 from asyncinfer.tools.output import Output
-from asyncinfer.tools.source import Source, Steps
+from asyncinfer.tools.source import Parsing, Source
 from asyncinfer.tools.tool import Tool
 
 __all__ = ["MistralCalls", "NamedCalls", "TaggedCalls"]
@@ -51,7 +51,7 @@ class NamedCalls:
 
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
-    ) -> Steps[None]:
+    ) -> Parsing[None]:
         out.delimiter()
         while True:
             found = yield from source.until((self.begin, self.close), nowhere)
@@ -106,7 +106,7 @@ class MistralCalls:
 
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
-    ) -> Steps[None]:
+    ) -> Parsing[None]:
         out.delimiter()
         yield from source.space()
         if (yield from source.next()) == "[" and (yield from source.literal("[")):
@@ -171,7 +171,7 @@ class TaggedCalls:
 
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
-    ) -> Steps[None]:
+    ) -> Parsing[None]:
         source.record()
         parts: list[str] = []
         if self.between:

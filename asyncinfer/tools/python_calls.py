@@ -14,7 +14,7 @@ from asyncinfer.tools.argument_types import arguments_of, value_rule
 from asyncinfer.tools.delimiters import Delimiters
 from asyncinfer.tools.lark import joined
 from asyncinfer.tools.output import Output
-from asyncinfer.tools.source import Put, Source, Steps
+from asyncinfer.tools.source import Parsing, Put, Source
 from asyncinfer.tools.tool import Tool
 
 __all__ = ["PythonCalls"]
@@ -44,7 +44,7 @@ class PythonCalls:
 
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
-    ) -> Steps[None]:
+    ) -> Parsing[None]:
         source.record()
         yield from source.literal(self.delimiters[0])
         yield from source.space()
@@ -64,7 +64,7 @@ class PythonCalls:
         out.delimiter()
         yield from source.literal(self.delimiters[1])
 
-    def _call(self, source: Source, out: Output, tools: Mapping[str, Tool]) -> Steps[bool]:
+    def _call(self, source: Source, out: Output, tools: Mapping[str, Tool]) -> Parsing[bool]:
         parts: list[str] = []
         yield from source.before("([]{},\"'\n", parts.append)
         name = "".join(parts).strip()
@@ -111,7 +111,7 @@ class PythonCalls:
         return "\n".join(rules)
 
 
-def _value(source: Source, put: Put) -> Steps[bool]:
+def _value(source: Source, put: Put) -> Parsing[bool]:
     """Put the text of one value, up to the comma or bracket behind it; False where it is cut."""
     depth, quote = 0, ""
     while char := (yield from source.next()):

@@ -12,11 +12,11 @@ from typing import Final, TypeVar
 
 from asyncinfer.tools.delimiters import Delimiters
 
-__all__ = ["Put", "Source", "Steps"]
+__all__ = ["Parsing", "Put", "Source"]
 
 T = TypeVar("T")
 #: A parser: it yields where it waits for text.
-Steps = Generator[None, None, T]
+Parsing = Generator[None, None, T]
 Put = Callable[[str], object]
 
 _IN_STRING: Final = re.compile(r'["\\\ud800-\udfff]')
@@ -66,7 +66,7 @@ class Source:
         """`recorded` as content, after the opening before it: it turned out to be no call."""
         return self.delimiters.shown(self.delimiters.spelled(opened) + self.recorded())
 
-    def next(self) -> Steps[str]:
+    def next(self) -> Parsing[str]:
         """The next character, which is not taken; empty at the end."""
         while self._at >= len(self._text) and not self.ended:
             yield
@@ -81,12 +81,12 @@ class Source:
             self._record.append(taken)
         return taken
 
-    def space(self) -> Steps[None]:
+    def space(self) -> Parsing[None]:
         """Take white space."""
         while (char := (yield from self.next())) and char.isspace():
             self.take()
 
-    def literal(self, text: str) -> Steps[bool]:
+    def literal(self, text: str) -> Parsing[bool]:
         """Take `text` if it comes next."""
         wanted = self.delimiters.spelled(text)
         while True:
@@ -98,7 +98,7 @@ class Source:
                 return False
             yield
 
-    def until(self, stops: tuple[str, ...], put: Put) -> Steps[str | None]:
+    def until(self, stops: tuple[str, ...], put: Put) -> Parsing[str | None]:
         """Put the text before the first of `stops`, take that, and give it; None where the text
         ended before. Where two begin at one place, the one named first counts."""
         spelled = {self.delimiters.spelled(stop): stop for stop in stops}
@@ -117,14 +117,14 @@ class Source:
                 put(self.delimiters.shown(self.take(ready)))
             yield
 
-    def before(self, chars: str, put: Put) -> Steps[None]:
+    def before(self, chars: str, put: Put) -> Parsing[None]:
         """Put the text before one of `chars` or a delimiter that is a token."""
         while (char := (yield from self.next())) and char not in chars:
             if "\ud800" <= char <= "\udfff":
                 return
             put(self.take())
 
-    def json(self, put: Put) -> Steps[bool]:
+    def json(self, put: Put) -> Parsing[bool]:
         """Put one JSON value as it stands; False where it ended unfinished. A delimiter that is a
         token ends it, also within a string."""
         first = yield from self.next()
@@ -158,7 +158,7 @@ class Source:
             if depth <= 0 and not string:
                 return True
 
-    def _scalar(self, put: Put) -> Steps[bool]:
+    def _scalar(self, put: Put) -> Parsing[bool]:
         found = False
         while (yield from self.next()):
             end = _SCALAR_END.search(self._text, self._at)

@@ -18,7 +18,7 @@ from asyncinfer.tools.argument_types import (
 from asyncinfer.tools.delimiters import Delimiters
 from asyncinfer.tools.json_calls import nowhere
 from asyncinfer.tools.output import Output
-from asyncinfer.tools.source import Source, Steps
+from asyncinfer.tools.source import Parsing, Source
 from asyncinfer.tools.tool import Tool
 
 __all__ = ["XmlCalls"]
@@ -63,7 +63,7 @@ class XmlCalls:
 
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
-    ) -> Steps[None]:
+    ) -> Parsing[None]:
         source.record()
         parts: list[str] = []
         if self.name_open:
@@ -109,7 +109,7 @@ class XmlCalls:
             yield from source.until((self.close,), nowhere)
         out.delimiter()
 
-    def _value(self, source: Source, out: Output, tool: Tool, key: str) -> Steps[str | None]:
+    def _value(self, source: Source, out: Output, tool: Tool, key: str) -> Parsing[str | None]:
         """Read a value; returns the text that ended it, None where the answer ended first."""
         schema = tool.schema.get("properties", {}).get(key, {})
         # A line break at either side of the value belongs to the tags.

@@ -181,10 +181,21 @@ async def test_misuse() -> None:
             await engine.embed(["a"], dimensions=1 << 20)
         with pytest.raises(InvalidRequest, match="texts"):
             await engine.embed([])
-        with pytest.raises(InvalidRequest, match="prompt"):
-            await engine.embed(["a", []])
+        for texts, place in (
+            (["a", []], "texts[1]"),
+            (["a", 5], "texts[1]"),
+            ([[1], [1, 1 << 20]], "texts[1][1]"),
+            (["a", "b " * 3000], "texts[1]"),
+        ):
+            with pytest.raises(InvalidRequest) as refused:
+                await engine.embed(texts)
+            assert refused.value.field == place
         with pytest.raises(InvalidRequest, match=r"continuations\[1\]"):
             await engine.score("a", ["b", ""])
+        with pytest.raises(InvalidRequest, match=r"continuations\[1\]\[0\]=1048576"):
+            await engine.score("a", ["b", [1 << 20]])
+        with pytest.raises(InvalidRequest, match=r"continuations\[0\]=<3003 tokens>"):
+            await engine.score("a", ["b " * 3000])
         with pytest.raises(InvalidRequest, match="must be a list"):
             await engine.score("a", "b")
         assert engine.stats().running == engine.stats().waiting == 0

@@ -136,6 +136,22 @@ async def test_an_error_names_the_prompt_among_several(
         assert (answer.status, answer.json["error"]["param"]) == (400, place)
 
 
+async def test_an_error_names_the_text_that_is_embedded() -> None:
+    long = "x " * 3_000
+    cases = [
+        (["ok", long], "input[1]"),
+        ([[5], [10**9]], "input[1][0]"),
+        ([long], "input[0]"),
+        (long, "input"),
+        ([10**9], "input[0]"),
+    ]
+    async with Engine() as engine:
+        app = create_app(engine)
+        for texts, place in cases:
+            answer = await ask(app, "/v1/embeddings", {"input": texts})
+            assert (answer.status, answer.json["error"]["param"]) == (400, place)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 2])
 async def test_offsets_count_the_characters_of_the_text(stream: bool, n: int) -> None:

@@ -143,7 +143,7 @@ CACHE_BUGS: dict[str, Plant] = {
     ),
     "a tail is shared, not copied": result(BlockManager, "fork", tail_shared),
     "the source of a copy is not pinned": result(BlockManager, "fork", unpinned),
-    "a pin is never released": nothing(SlotAllocator, "unpin"),
+    "a pin is never released": nothing(SlotAllocator, "release_sources"),
     "shared before it is computed": instead(Admitter, "_fork_wait", too_soon),
     "shared with one that was preempted meanwhile": result(Admitter, "_fit", with_preempted),
 }

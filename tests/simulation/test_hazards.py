@@ -100,7 +100,7 @@ def guide_keeps_its_pages(patch: pytest.MonkeyPatch) -> None:
     vacate = SlotAllocator.vacate
 
     def keeping(self: SlotAllocator, sequence: Sequence) -> None:
-        if sequence.guided is None or sequence.guided.state is not SequenceState.FINISHED:
+        if sequence.guides is None or sequence.guides.state is not SequenceState.FINISHED:
             vacate(self, sequence)
 
     patch.setattr(SlotAllocator, "vacate", keeping)

@@ -91,7 +91,7 @@ def the_last_page(publish: Any) -> Any:
     return substitute
 
 
-def unpin_blocks(slots: SlotAllocator, step: Step) -> None:
+def release_first_group(slots: SlotAllocator, step: Step) -> None:
     for changes in step.groups[:1]:
         for source, _ in changes.copies:
             slots.blocks.groups[0].release(source)
@@ -137,7 +137,9 @@ WINDOW_BUGS: dict[str, Plant] = {
     "the source of a copied page is not pinned": result(
         BlockManager, "fork", lambda copies, *args: unpinned(copies, *args, first=1)
     ),
-    "a pinned page is never released": instead(SlotAllocator, "unpin", lambda unpin: unpin_blocks),
+    "a pinned page is never released": instead(
+        SlotAllocator, "release_sources", lambda release: release_first_group
+    ),
     "shared with one that sees the prompt no more": result(
         BlockManager, "can_fork", lambda can, *args: True
     ),

@@ -1,5 +1,7 @@
 """CPU operators that LLVM compiles for this machine's processor. `llvmlite` contains LLVM, so no
-compiler has to be installed; without `llvmlite`, torch's operators are used."""
+compiler has to be installed; without `llvmlite`, torch's operators are used. Each kernel is
+compared with torch before it is used. A decode step can be recorded if it calls `NativeFunction`s
+alone, which write to tensors of `calls.empty`."""
 
 from asyncinfer.kernels.native.between import add_, between_kernels, head_norm, kv_write
 from asyncinfer.kernels.native.blocked import BlockedWeight

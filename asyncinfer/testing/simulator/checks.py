@@ -98,7 +98,7 @@ class Checks:
             for answer in request.outputs
             # A guide is in no collection until it has a slot.
             for sequence in (answer.sequence, answer.sequence.guide)
-            if sequence is not None and (sequence.guided is None or sequence.slot >= 0)
+            if sequence is not None and (sequence.guides is None or sequence.slot >= 0)
         }
         sequences.update(core.scheduler.states.leaving)
         check_invariants(core.scheduler, sequences.values())
