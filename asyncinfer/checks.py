@@ -41,7 +41,6 @@ __all__ = [
     "check_text_messages",
     "check_token_ids",
     "checking_config",
-    "renaming",
 ]
 
 
@@ -59,18 +58,6 @@ class Frozen(dict[Any, Any]):
 
     def __reduce__(self) -> tuple[type[Frozen], tuple[dict[Any, Any]]]:
         return Frozen, (dict(self),)
-
-
-@contextmanager
-def renaming(field: str, name: str) -> Iterator[None]:
-    """Errors within that name `field`, or a place in it, name `name` instead."""
-    try:
-        yield
-    except InvalidRequest as error:
-        if not (error.field == field or error.field.startswith((f"{field}[", f"{field}."))):
-            raise
-        place = f"{name}{error.field.removeprefix(field)}"
-        raise InvalidRequest(place, error.value, error.bound) from None
 
 
 @contextmanager

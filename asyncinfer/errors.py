@@ -19,6 +19,8 @@ The ladder of severity: `InvalidRequest` -> `RequestFailed` -> `EngineDead`.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "AsyncInferError",
@@ -155,3 +157,15 @@ def drop_frames(error: BaseException) -> None:
         BaseException.with_traceback(each, None)
         others = [other for other in (each.__cause__, each.__context__) if other is not None]
         chain += [other for other in others if all(other is not known for known in chain)]
+
+
+@contextmanager
+def renaming(field: str, name: str) -> Iterator[None]:
+    """Errors within that name `field`, or a place in it, name `name` instead."""
+    try:
+        yield
+    except InvalidRequest as error:
+        place = error.field.removeprefix(field)
+        if place == error.field or place[:1] not in ("", "[", ".", "/"):
+            raise
+        raise InvalidRequest(f"{name}{place}", error.value, error.bound) from None

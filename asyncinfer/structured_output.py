@@ -42,6 +42,8 @@ class AnswerFormat(NamedTuple):
     text: str
     #: The text after which it holds; empty where it holds from the start.
     after: str = ""
+    #: Rules in Lark's syntax of `before`, what may come first; empty for nothing.
+    before: str = ""
     #: Tokens, beside the special ones, that are no text to the grammar.
     tokens: frozenset[int] = frozenset()
 

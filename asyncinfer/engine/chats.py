@@ -63,15 +63,24 @@ class Chats:
                 raise InvalidRequest(f"template_options[{name!r}]", name, bound)
         given = dict(options.template_options)
         messages = [joined(message) for message in messages]
+
+        def write(messages: Sequence[Any]) -> str:
+            if options.continue_final_message:
+                return _continued(template, messages, given)
+            return template.render(messages, **given)
+
         if self._tells_tools:
             messages = [_readable(message, self._write_arguments) for message in messages]
             if options.tools:
                 given["tools"] = [tool.definition for tool in options.tools]
-        else:
-            messages = without_tools(messages, options.tools)
-        if not options.continue_final_message:
-            return template.render(messages, **given)
-        return _continued(template, messages, given)
+            return write(messages)
+        try:
+            return write(without_tools(messages, options.tools))
+        except InvalidRequest:
+            if not options.tools:
+                raise
+            # Some templates know no system message.
+            return write(without_tools(messages, options.tools, system=False))
 
     def encode(self, messages: Sequence[Any], text: str, options: ChatOptions | None) -> list[int]:
         """Token ids of a chat that `render` made `text` of. Answers in a session keep the tokens
@@ -103,10 +112,13 @@ class Chats:
             return None if messages[at].get("tool_calls") else text
         return text[first:]
 
-    def reader(self, prompt: str, options: ChatOptions | None) -> MessageReader | None:
-        """The reader of answers to a prompt that `render` made; None if any answer is plain
-        content."""
+    def reader(
+        self, messages: Sequence[Any], prompt: str, options: ChatOptions | None
+    ) -> MessageReader | None:
+        """The reader of answers to a prompt that `render` made of messages; None if any answer is
+        plain content."""
         options = options or _PLAIN
+        begun = joined(messages[-1]).get("content") if options.continue_final_message else ""
         family = self.family
         if not options.tools and family.reasoning is None and family.calls is not None:
             return None
@@ -116,7 +128,7 @@ class Chats:
             family,
             self.delimiters,
             options.callable_tools,
-            thinking=family.thinking(prompt),
+            thinking=family.thinking(prompt, begun if isinstance(begun, str) else ""),
             must_call=options.must_call,
             parallel=options.parallel_tool_calls,
             barred=calls.opens if none and calls is not None else (),

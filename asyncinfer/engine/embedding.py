@@ -18,13 +18,12 @@ from asyncinfer.checks import (
     check_integer,
     check_string,
     check_token_ids,
-    renaming,
 )
 from asyncinfer.chunk import Completion
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.prompt_reader import PromptReader, checked_ids
 from asyncinfer.engine.stream import Stream
-from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.errors import InvalidRequest, Size, renaming
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Pooling
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.errors import InvalidRequest, Size, renaming
 from asyncinfer.grammar import GrammarCompiler, Matcher, check_ends
 from asyncinfer.params import SamplingParams
 from asyncinfer.structured_output import AnswerFormat, is_typed, schema_of
 from asyncinfer.tools import MessageReader
+from asyncinfer.tools.schemas import with_known_formats
 
 __all__ = ["Formats"]
 
@@ -63,37 +64,64 @@ class Formats:
         try:
             return [*self._grammars.matchers(form, params.n, most, on_compiled)]
         except InvalidRequest:
-            # By itself, a tool's schema tells whether and where it is wrong. Where each argument is
-            # written by itself, so does one that may be left out.
-            for name, tool in message.tools.items():
-                named = tool.schema.get("properties", {})
-                required = [key for key, one in named.items() if one is not False]
-                for schema in (tool.schema, {**tool.schema, "required": required}):
-                    try:
-                        self._grammars.matchers(
-                            AnswerFormat("json_schema", json.dumps(schema)), 0, 0
-                        )
-                    except InvalidRequest as error:
-                        place = error.field.replace("json_schema", f"tools/{name}", 1)
-                        raise InvalidRequest(place, error.value, error.bound) from None
-            raise
+            wrong = self._wrong(message)
+            if message.must_call:
+                for error in wrong.values():
+                    raise error from None
+                raise
+        # Calls that may be left out are held to what can be held of their schemas.
+        loose = message.loosened(wrong)
+        for error in self._wrong(loose).values():
+            raise error
+        form = loose.grammar()
+        if form is None:
+            return [None] * params.n
+        try:
+            return [*self._grammars.matchers(form, params.n, most, on_compiled)]
+        except InvalidRequest:
+            # It takes too much work, so calls are only read.
+            return [None] * params.n
+
+    def _wrong(self, message: MessageReader) -> dict[str, InvalidRequest]:
+        """What is wrong with tools, by their names. By itself a schema tells whether and where it
+        is wrong. Where each argument is written by itself, so does one that may be left out."""
+        found: dict[str, InvalidRequest] = {}
+        for name, tool in message.tools.items():
+            named = tool.schema.get("properties", {})
+            required = [key for key, one in named.items() if one is not False]
+            for schema in (tool.schema, {**tool.schema, "required": required}):
+                form = AnswerFormat("json_schema", json.dumps(with_known_formats(schema)))
+                try:
+                    with renaming("json_schema", f"tools/{name}"):
+                        self._grammars.matchers(form, 0, 0)
+                except InvalidRequest as error:
+                    found.setdefault(name, error)
+        return found
 
     def chars(self, params: SamplingParams) -> int:
         """Characters of the format that the answers have to fit; 0 without one."""
         return 0 if params.constraint is None else len(self._format(params).text)
 
     def matchers(
-        self, params: SamplingParams, most_forced: int, on_compiled: Callable[[float], object]
+        self,
+        params: SamplingParams,
+        message: MessageReader | None,
+        most_forced: int,
+        on_compiled: Callable[[float], object],
     ) -> list[Matcher | None]:
-        """A matcher for each answer, at its start; None where all text fits. `on_compiled`: see
-        `GrammarCompiler.matchers`. Raises `InvalidRequest`."""
+        """A matcher for each answer, at its start; None where all text fits. Answers to a chat,
+        which `message` reads, may reason before. `on_compiled`: see `GrammarCompiler.matchers`.
+        Raises `InvalidRequest`."""
         if params.constraint is None:
             return [None] * params.n
         if not self._able:
             value = getattr(params, params.constraint)
             raise InvalidRequest(params.constraint, value, "this model restricts no draws")
         most = _most_forced(params, most_forced)
-        return [*self._grammars.matchers(self._format(params), params.n, most, on_compiled)]
+        form = self._format(params)
+        if message is not None:
+            form = message.after_reasoning(form)
+        return [*self._grammars.matchers(form, params.n, most, on_compiled)]
 
     def _format(self, params: SamplingParams) -> AnswerFormat:
         kind, after = params.constraint, params.constrain_after or ""

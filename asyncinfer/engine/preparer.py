@@ -84,8 +84,6 @@ class Preparer:
         # A step may append the drawn token and `forced` more, and all must fit the stream's buffer.
         forced = 0 if options.search is not None else options.buffer - 1
         compiled = partial(setattr, request, "compile_seconds")
-        matchers = self._formats.matchers(params, forced, compiled)
-        _raise_if_ended(request)
         token_ids, message = self._reader.read(
             prompt, params, options.chat, partial(_raise_if_ended, request)
         )
@@ -98,6 +96,9 @@ class Preparer:
             if matchers[0] is not None and options.chat is not None:
                 held = footprint.matcher_bytes(options.chat.held_bytes, params.n)
                 self._admission.charge(request, held)
+        else:
+            matchers = self._formats.matchers(params, message, forced, compiled)
+        _raise_if_ended(request)
         total = scheduler.check_fits(len(token_ids), params.max_tokens, params.prompt_logprobs)
         negative = self._reader.negative(params, token_ids, options.chat)
         if negative:

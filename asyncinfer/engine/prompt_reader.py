@@ -54,7 +54,7 @@ class PromptReader:
             self._chats.template()
             self.check_messages(prompt)
             text = self._chats.render(prompt, chat)
-            message = self._chats.reader(text, chat)
+            message = self._chats.reader(prompt, text, chat)
             check_cancelled()
             self._check_chars(len(text))
             token_ids = self._chats.encode(prompt, text, chat)

@@ -162,8 +162,7 @@ class Stream:
                 self._frontend.post(Command.STOP, self._request)
 
     async def aclose(self) -> None:
-        """Abort: the request's pages are free after the steps in flight. A second call does
-        nothing."""
+        """Abort: its pages are free after the steps in flight. A second call does nothing."""
         self._closed = True
         request = self._request
         if request is None or request.buffer.outcome is not None:

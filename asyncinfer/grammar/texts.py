@@ -31,7 +31,9 @@ def grammar_text(
     Raises `InvalidRequest` for invalid GBNF; the library finds all other errors itself.
     """
     text = _grammar_text(form, special, spelled)
-    return _after(form.after, text, special(form.after)) if form.after else text
+    if form.after:
+        return _following(_closing(form.after, special(form.after)), text)
+    return _following(f"start: before @{_ANSWER}\n{form.before}", text) if form.before else text
 
 
 def json_grammar(schema: Any) -> str:
@@ -88,14 +90,18 @@ def _tags(tag: Any, special: Callable[[str], int | None]) -> str:
     return LLMatcher.grammar_from_lark(text)
 
 
-def _after(closing: str, answer: str, token: int | None) -> str:
-    """Free text up to `closing`, and then the answer. `token` is its id if it is special."""
+def _closing(closing: str, token: int | None) -> str:
+    """Rules of free text up to `closing`, and then the answer. `token` is its id if it is
+    special."""
     if token is None:
         # Lazy: the text ends where `closing` is complete for the first time.
         end = "".join(f"\\x{{{ord(char):x}}}" for char in closing)
-        start = f"start: reasoning @{_ANSWER}\nreasoning[lazy]: /(.|\\n)*{end}/\n"
-    else:
-        start = f"start: reasoning <[{token}]> @{_ANSWER}\nreasoning: /(.|\\n)*/\n"
+        return f"start: reasoning @{_ANSWER}\nreasoning[lazy]: /(.|\\n)*{end}/\n"
+    return f"start: reasoning <[{token}]> @{_ANSWER}\nreasoning: /(.|\\n)*/\n"
+
+
+def _following(start: str, answer: str) -> str:
+    """The rules of `start`, which refer to the answer, and the answer's."""
     grammars = (
         json.loads(answer)["grammars"] if answer.startswith("{") else [{"lark_grammar": answer}]
     )

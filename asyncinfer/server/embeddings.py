@@ -5,8 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any, Final
 
-from asyncinfer.checks import renaming
-from asyncinfer.errors import InvalidRequest
+from asyncinfer.errors import InvalidRequest, renaming
 from asyncinfer.server.call import Call
 from asyncinfer.server.completions import prompts_of
 from asyncinfer.server.fields import (

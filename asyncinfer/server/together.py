@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import anyio
 
-from asyncinfer.checks import renaming
+from asyncinfer.errors import renaming
 
 __all__ = ["at_place", "together"]
 

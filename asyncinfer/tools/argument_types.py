@@ -31,6 +31,8 @@ _SHARED: Final = ("$defs", "definitions")
 _ROOTED: Final = re.compile(r"#(?!/\$defs/|/definitions/)")
 #: Schemas that are looked at for the types that one of them names.
 _MOST_PARTS: Final = 256
+#: Characters of a text that a grammar counts: its states grow with them.
+_MOST_COUNTED: Final = 1_000
 _KINDS: Final = {
     bool: "boolean",
     int: "integer",
@@ -165,7 +167,8 @@ def text_rule(name: str, schema: Mapping[str, Any], end: str, place: str) -> str
     if isinstance(values, list) and values:
         return f"{name}: " + " | ".join(json.dumps(f"{value}{end}") for value in values)
     low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-    if values is not None or type(low) is not int or (high != "" and type(high) is not int):
+    numbers = type(low) is int and (high == "" or type(high) is int)
+    if values is not None or not numbers or max(low, high or 0) > _MOST_COUNTED:
         raise Unheld(place, repr(dict(schema))[:80])
     upper = f"{name.upper()}_TEXT"
     if not end:

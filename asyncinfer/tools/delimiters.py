@@ -78,7 +78,8 @@ class Delimiters:
 
     def stops(self, stop: tuple[str, ...]) -> tuple[str, ...]:
         """A request's stop strings, for a marked text."""
-        return stop + tuple(self._spelled[text] for text in stop if text in self._spelled)
+        spelled = ((text, self.spelled(text)) for text in stop)
+        return stop + tuple(marked for text, marked in spelled if marked != text)
 
 
 class MarkingDetokenizer:

@@ -21,12 +21,16 @@ with one line for each call. Its result comes in the next message. Otherwise ans
 
 
 def without_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], *, system: bool = True
 ) -> list[Mapping[str, Any]]:
     """Messages for a template that knows no tools: the first one lists the tools; calls and results
-    are text."""
+    are text. `system`: the list may be a system message. Many templates take users' and assistants'
+    messages in turns only, so results in a row, and what the user says after them, are one
+    message."""
     named = {}
     found: list[Mapping[str, Any]] = []
+    #: Whether the last message is of results.
+    results = False
     for message in messages:
         calls = message.get("tool_calls") if isinstance(message, Mapping) else None
         if isinstance(calls, list) and calls:
@@ -41,11 +45,15 @@ def without_tools(
             name = message.get("name") or named.get(_id(message.get("tool_call_id"))) or "the tool"
             content = message.get("content")
             if isinstance(content, str):
-                found.append({"role": "user", "content": f"Result of {name}:\n{content}"})
-            else:
-                found.append({**message, "role": "user"})
+                _say(found, f"Result of {name}:\n{content}", results)
+                results = True
+                continue
+            found.append({**message, "role": "user"})
+        elif results and _is_said(message):
+            _say(found, message["content"], results)
         else:
             found.append(message)
+        results = False
     if not tools:
         return found
     listed = "\n".join(_JSON(tool.definition["function"]) for tool in tools)
@@ -53,7 +61,23 @@ def without_tools(
     first = found[0] if found else {}
     if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
         return [{**first, "content": f"{first['content']}\n\n{telling}"}, *found[1:]]
-    return [{"role": "system", "content": telling}, *found]
+    if system or not _is_said(first):
+        return [{"role": "system" if system else "user", "content": telling}, *found]
+    return [{**first, "content": f"{telling}\n\n{first['content']}"}, *found[1:]]
+
+
+def _is_said(message: Any) -> bool:
+    """Whether it is text of the user's."""
+    if not isinstance(message, Mapping):
+        return False
+    return message.get("role") == "user" and isinstance(message.get("content"), str)
+
+
+def _say(found: list[Mapping[str, Any]], text: str, more: bool) -> None:
+    """Add a message of the user's, or with `more` to the last one."""
+    if more:
+        text = f"{found.pop()['content']}\n\n{text}"
+    found.append({"role": "user", "content": text})
 
 
 def _id(value: Any) -> object:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from asyncinfer.tools.delimiters import Delimiters
-from asyncinfer.tools.lark import lazily
+from asyncinfer.tools.lark import escaped, lazily
 from asyncinfer.tools.output import Output
 from asyncinfer.tools.source import Parsing, Source
 from asyncinfer.tools.tool import Tool
 
-__all__ = ["CallSyntax", "Span", "ToolFamily"]
+__all__ = ["TEXT", "CallSyntax", "Span", "ToolFamily"]
+
+#: Lark rules of any text, and of white space between two parts of an answer.
+TEXT: Final = "TEXT: /(.|\\n)+/"
+GAP: Final = "GAP: /[ \\n]{1,4}/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,13 @@ class ToolFamily:
         if self.reasoning is not None:
             yield from (self.reasoning.open, self.reasoning.close)
 
-    def thinking(self, prompt: str) -> bool:
-        """Whether the prompt, as the template wrote it, has opened the reasoning at its end."""
-        return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning.open.strip())
+    def thinking(self, prompt: str, begun: str = "") -> bool:
+        """Whether the prompt, as the template wrote it, has opened the reasoning at its end, or in
+        `begun`, the message that the answer goes on with."""
+        if self.reasoning is None:
+            return False
+        open, close = self.reasoning.open.strip(), self.reasoning.close.strip()
+        return prompt.rstrip().endswith(open) or begun.rfind(open) > begun.rfind(close)
 
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], thinking: bool
@@ -77,18 +85,20 @@ class ToolFamily:
         """Read an answer, which may call tools of these names."""
         reasoning, calls = self.reasoning, self.calls if tools else None
         opens = () if calls is None else calls.opens
+        # Calls without an opening are the beginning of the answer, after its reasoning.
+        bare = calls if not opens else None
         begin, end = ("", "") if reasoning is None else (reasoning.open, reasoning.close)
         stops = tuple(text for text in (begin, end, *opens) if text)
         if thinking:
             out.reasoning_begins()
-        elif calls is not None and not opens:
-            yield from calls.read(source, out, tools, "")
         while True:
             if thinking:
                 if (yield from source.until((end,), out.reasoning)) is None:
                     return
                 out.delimiter()
                 thinking = False
+            if bare is not None:
+                yield from bare.read(source, out, tools, "")
             found = yield from source.until(stops, out.content)
             if found is None:
                 return
@@ -97,6 +107,15 @@ class ToolFamily:
             else:
                 out.delimiter()
                 thinking = found == begin
+
+    def before(self, delimiters: Delimiters, thinking: bool) -> str:
+        """Lark rules of `before`: what comes before an answer that has to fit a format, which is
+        its reasoning. Empty where nothing does."""
+        if self.reasoning is None:
+            return ""
+        rules = [TEXT, GAP]
+        rules.append(f"before: {self._thought(rules, delimiters, thinking, ' GAP?')}")
+        return "\n".join(rules)
 
     def rules(
         self,
@@ -111,26 +130,34 @@ class ToolFamily:
         calls = self.calls
         if calls is None or not (must_call or calls.opens):
             return None
-        rules = [calls.rules(tools, parallel, delimiters), "TEXT: /(.|\\n)+/", "GAP: /[ \\n]{1,4}/"]
+        rules = [calls.rules(tools, parallel, delimiters), TEXT, GAP]
         opening = delimiters.lark(calls.opens[0]) if calls.opens else ""
         several = parallel and calls.repeats
         if must_call:
             more = f" (GAP? {opening} call)*" if several else ""
             start = f"GAP? {opening} call{more}"
         else:
-            lead = f"TEXT? {opening}"
+            lead, tail = f"TEXT? {opening}", "TEXT"
             if not delimiters.one_token(calls.opens[0]):
                 rules.append(lazily("lead", calls.opens[0]))
                 lead = "lead"
-            start = f"({lead} call)* TEXT?" if several else f"({lead} call)? TEXT?"
+                # Text after the only call does not begin another one.
+                tail = "TEXT" if several else "TAIL"
+                again = f"/(.|\\n)*{escaped(calls.opens[0])}(.|\\n)*/"
+                rules.append(f"TAIL: TEXT & ~AGAIN\nAGAIN: {again}")
+            start = f"({lead} call)* {tail}?" if several else f"({lead} call)? {tail}?"
         rules.append(f"start: {self._thought(rules, delimiters, thinking)}{start}")
         return "\n".join(reversed(rules))
 
-    def _thought(self, rules: list[str], delimiters: Delimiters, thinking: bool) -> str:
+    def _thought(
+        self, rules: list[str], delimiters: Delimiters, thinking: bool, gap: str = ""
+    ) -> str:
+        """Reasoning and then `gap`; nothing, too, unless the prompt has opened it."""
         if self.reasoning is None:
             return ""
         rest = f"TEXT? {delimiters.lark(self.reasoning.close)}"
         if not delimiters.one_token(self.reasoning.close):
             rules.append(lazily("thought", self.reasoning.close))
             rest = "thought"
+        rest += gap
         return f"{rest} " if thinking else f"({delimiters.lark(self.reasoning.open)} {rest})? "

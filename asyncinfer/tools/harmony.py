@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from asyncinfer.tools.delimiters import Delimiters
-from asyncinfer.tools.family import ToolFamily
+from asyncinfer.tools.family import TEXT, ToolFamily
 from asyncinfer.tools.json_calls import nowhere
 from asyncinfer.tools.lark import json_rule
 from asyncinfer.tools.output import Output
@@ -30,7 +30,7 @@ class Harmony(ToolFamily):
     def texts(self) -> Iterator[str]:
         yield from (_CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
 
-    def thinking(self, prompt: str) -> bool:
+    def thinking(self, prompt: str, begun: str = "") -> bool:
         return False
 
     def read(
@@ -68,6 +68,18 @@ class Harmony(ToolFamily):
                 return
             out.delimiter()
 
+    def before(self, delimiters: Delimiters, thinking: bool) -> str:
+        said, final = self._said(delimiters), f'{delimiters.lark(_CHANNEL)} "final"'
+        return f"before: said* {final} {delimiters.lark(_MESSAGE)}\n{said}\n{TEXT}"
+
+    def _said(self, delimiters: Delimiters) -> str:
+        """The rule of a message before the last one."""
+        lark = delimiters.lark
+        return (
+            f'said: {lark(_CHANNEL)} ("analysis" | "commentary") {lark(_MESSAGE)} TEXT? '
+            f'{lark("<|end|>")} {lark("<|start|>")} "assistant"'
+        )
+
     def rules(
         self,
         tools: tuple[Tool, ...],
@@ -81,12 +93,11 @@ class Harmony(ToolFamily):
         message = f"{lark(_MESSAGE)} TEXT? "
         named = " | ".join(f"one_{index}" for index in range(len(tools)))
         rules = [
-            f"start: (said)* ({'one' if must_call else 'one | last'})",
-            f'said: {lark(_CHANNEL)} ("analysis" | "commentary") {message}'
-            f'{lark("<|end|>")} {lark("<|start|>")} "assistant"',
+            f"start: said* ({'one' if must_call else 'one | last'})",
+            self._said(delimiters),
             f'last: {lark(_CHANNEL)} "final" {message}',
             f"one: {named}",
-            "TEXT: /(.|\\n)+/",
+            TEXT,
         ]
         for index, tool in enumerate(tools):
             to = json.dumps(f"commentary to=functions.{tool.name} ")

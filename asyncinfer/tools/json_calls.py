@@ -50,6 +50,15 @@ class JsonCalls:
     def read(
         self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
     ) -> Parsing[None]:
+        begun: str | None = opened
+        while begun is not None:
+            begun = yield from self._read_between(source, out, tools, begun)
+
+    def _read_between(
+        self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
+    ) -> Parsing[str | None]:
+        """Read what follows `opened` up to its end. Returns the opening of further calls that ended
+        it, if one did."""
         source.record()
         yield from source.space()
         if self.tag:
@@ -59,7 +68,7 @@ class JsonCalls:
             yield from source.space()
         if not (yield from read_object(source, out, tools)):
             out.content(source.no_call(opened))
-            return
+            return None
         while True:
             yield from source.space()
             if not (yield from source.literal(",")):
@@ -70,12 +79,20 @@ class JsonCalls:
             source.record()
             if not (yield from read_object(source, out, tools)):
                 out.content(source.no_call())
+                if not self.close:
+                    return None
                 break
         if listed:
             yield from source.literal("]")
         out.delimiter()
-        if self.close:
-            yield from source.until((self.close,), nowhere)
+        if not self.close:
+            return None
+        parts: list[str] = []
+        ended = yield from source.until((self.close, *self.opens), parts.append)
+        if ended != self.close:
+            # The call was not closed, so what follows it is not a part of it.
+            out.content("".join(parts))
+        return ended if ended in self.opens else None
 
     def rules(self, tools: tuple[Tool, ...], parallel: bool, delimiters: Delimiters) -> str:
         several = f" ({json.dumps(self.separator)} one)*"
@@ -97,7 +114,7 @@ def read_object(source: Source, out: Output, tools: Mapping[str, Tool]) -> Parsi
     """Read one call while the source records; False where there is none, and nothing was put."""
     if not (yield from source.literal("{")):
         return False
-    name, held = "", ""
+    name, held, argued = "", "", False
     while True:
         yield from source.space()
         if (yield from source.literal("}")):
@@ -118,8 +135,8 @@ def read_object(source: Source, out: Output, tools: Mapping[str, Tool]) -> Parsi
             source.recorded()
             out.call(name)
             out.arguments(held)
-        elif key in _ARGUMENTS and not held:
-            parts: list[str] = []
+        elif key in _ARGUMENTS and not argued:
+            argued, parts = True, list[str]()
             yield from read_arguments(source, out.arguments if name else parts.append)
             held = "".join(parts)
         elif not (yield from source.json(nowhere)):
@@ -127,8 +144,12 @@ def read_object(source: Source, out: Output, tools: Mapping[str, Tool]) -> Parsi
 
 
 def read_arguments(source: Source, put: Put) -> Parsing[bool]:
-    """Put the JSON of a call's arguments as it stands. Some models write it as a string."""
-    if (yield from source.next()) != '"':
+    """Put the JSON of a call's arguments as it stands. Some models write it as a string, and null
+    where there are none."""
+    char = yield from source.next()
+    if char == "n" and (yield from source.literal("null")):
+        return True
+    if char != '"':
         return (yield from source.json(put))
     text = yield from _string(source)
     put(text or "")

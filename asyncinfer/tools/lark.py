@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from asyncinfer.tools.schemas import with_known_formats
+
 __all__ = ["JSON_SPACE", "Unheld", "escaped", "joined", "json_rule", "lazily"]
 
 #: White space of JSON, bounded, since a model may go on with it for ever.
@@ -32,7 +34,7 @@ def lazily(name: str, end: str) -> str:
 
 def json_rule(name: str, schema: Mapping[str, Any]) -> str:
     """A rule for JSON that fits a schema."""
-    guided = {**schema, "x-guidance": {"whitespace_pattern": JSON_SPACE}}
+    guided = {**with_known_formats(schema), "x-guidance": {"whitespace_pattern": JSON_SPACE}}
     return f"{name}: %json {json.dumps(guided)}"
 
 

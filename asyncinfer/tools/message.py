@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import replace
 
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.structured_output import AnswerFormat
@@ -12,6 +13,7 @@ from asyncinfer.tools.delimiters import Delimiters, Detokenizes, MarkingDetokeni
 from asyncinfer.tools.family import ToolFamily
 from asyncinfer.tools.lark import Unheld
 from asyncinfer.tools.output import MessageDelta, Output
+from asyncinfer.tools.schemas import loosened
 from asyncinfer.tools.source import Source
 from asyncinfer.tools.tool import Tool
 
@@ -71,6 +73,31 @@ class MessageReader:
             for text in self._barred
         ]
         return tuple(ids for word in words for ids in word)
+
+    def after_reasoning(self, form: AnswerFormat) -> AnswerFormat:
+        """The format of answers whose content fits `form`. They may reason before it, and have to
+        end the reasoning that the prompt has opened."""
+        span, before = self.family.reasoning, self.family.before(self.delimiters, self._thinking)
+        closing = span.close if span is not None and self._thinking else ""
+        if not before or form.after not in ("", closing):
+            return form
+        return form._replace(after="", before=before, tokens=frozenset(self.delimiters.marks))
+
+    def loosened(self, names: Collection[str]) -> MessageReader:
+        """A reader of the same answers, whose grammar holds the tools of these names to less."""
+        tools = tuple(
+            replace(tool, schema=loosened(tool.schema)) if tool.name in names else tool
+            for tool in self.tools.values()
+        )
+        return MessageReader(
+            self.family,
+            self.delimiters,
+            tools,
+            thinking=self._thinking,
+            must_call=self.must_call,
+            parallel=self._parallel,
+            barred=self._barred,
+        )
 
     def grammar(self) -> AnswerFormat | None:
         """The format that makes calls fit their tools; None where any text may be written.

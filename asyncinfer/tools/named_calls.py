@@ -57,6 +57,7 @@ class NamedCalls:
             found = yield from source.until((self.begin, self.close), nowhere)
             if found != self.begin:
                 return
+            source.record()
             if self.type_end:
                 yield from source.until((self.type_end,), nowhere)
             parts: list[str] = []
@@ -64,7 +65,10 @@ class NamedCalls:
                 return
             name = "".join(parts).strip()
             if name not in tools:
+                yield from source.until((self.end,), nowhere)
+                out.content(source.no_call(self.begin))
                 continue
+            source.recorded()
             out.call(name)
             # Some models write a Markdown fence around the arguments.
             yield from source.before("{", nowhere)
@@ -122,6 +126,7 @@ class MistralCalls:
             yield from source.literal("]")
             return
         parts: list[str] = []
+        source.record()
         yield from source.before("{[", parts.append)
         name, call_id = "".join(parts).strip(), None
         if (yield from source.literal("[CALL_ID]")):
@@ -129,7 +134,11 @@ class MistralCalls:
             yield from source.before("{[", parts.append)
             call_id = "".join(parts).strip()
         yield from source.literal("[ARGS]")
-        if name not in tools or not (yield from source.next()):
+        if name not in tools:
+            out.content(source.no_call(opened))
+            return
+        source.recorded()
+        if not (yield from source.next()):
             return
         out.call(name, call_id)
         if (yield from read_arguments(source, out.arguments)):

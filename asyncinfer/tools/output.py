@@ -43,6 +43,9 @@ class Output:
         self._calls: list[tuple[ToolCallDelta, list[str]]] = []
         self._space = ""
         self._lead = False
+        #: White space before the part that begins, and the lists whose text has begun.
+        self._gap = ""
+        self._begun: set[int] = set()
         self._count = 0
         #: Whether the current call has any arguments yet.
         self._argued = False
@@ -61,6 +64,7 @@ class Output:
 
     def delimiter(self) -> None:
         """Note that a part has ended."""
+        self._gap = self._gap or self._space
         self._space, self._lead = "", True
 
     def reasoning_begins(self) -> None:
@@ -110,10 +114,15 @@ class Output:
 
     def _write(self, parts: list[str], text: str) -> None:
         if self._lead:
-            text = text.lstrip()
-            if not text:
+            begun = text.lstrip()
+            self._gap = self._gap or text[: len(text) - len(begun)]
+            if not begun:
                 return
-            self._lead = False
+            # What goes on after another part is no part of the word before it.
+            text = (self._gap or "\n") + begun if id(parts) in self._begun else begun
+            self._gap, self._lead = "", False
+        if text:
+            self._begun.add(id(parts))
         self._parts = parts
         bare = text.rstrip()
         if bare:

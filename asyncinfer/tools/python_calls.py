@@ -59,7 +59,7 @@ class PythonCalls:
             yield from source.space()
             if not (yield from self._call(source, out, tools)):
                 out.content(source.no_call())
-                break
+                return
         yield from source.literal("]")
         out.delimiter()
         yield from source.literal(self.delimiters[1])
@@ -72,7 +72,7 @@ class PythonCalls:
             return False
         source.recorded()
         out.call(name)
-        count = 0
+        names, count = [*tools[name].schema.get("properties", ())], 0
         while True:
             yield from source.space()
             if (yield from source.literal(")")):
@@ -83,14 +83,22 @@ class PythonCalls:
                 continue
             parts.clear()
             yield from source.before("=()[]{},\"'", parts.append)
-            if not (yield from source.literal("=")):
+            named = yield from source.literal("=")
+            if named:
+                key = "".join(parts).strip()
+                parts.clear()
+                yield from source.space()
+            elif count < len(names):
+                # An argument without its name is the one at this place in the schema.
+                key = names[count]
+            else:
                 return True
-            key = json.dumps("".join(parts).strip(), ensure_ascii=False)
-            parts.clear()
-            yield from source.space()
-            if not (yield from _value(source, parts.append)):
+            whole = yield from _value(source, parts.append)
+            text = "".join(parts)
+            if not whole or not (named or text.strip()):
                 return True
-            out.arguments(("{" if count == 0 else ", ") + f"{key}: {_as_json(''.join(parts))}")
+            told = f"{json.dumps(key, ensure_ascii=False)}: {_as_json(text)}"
+            out.arguments(("{" if count == 0 else ", ") + told)
             count += 1
 
     def rules(self, tools: tuple[Tool, ...], parallel: bool, delimiters: Delimiters) -> str:

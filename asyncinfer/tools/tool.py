@@ -121,12 +121,13 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     text = inspect.getdoc(function) or ""
     about, _, rest = text.partition("\nArgs:\n")
     told: dict[str, str] = {}
-    name = ""
+    name, known = "", inspect.signature(function).parameters
     for line in rest.splitlines():
         if line and not line.startswith(" "):
             break
         found = _ARGUMENT.fullmatch(line.strip())
-        if found is not None:
+        # A line that goes on may look like another argument.
+        if found is not None and found[1] in known and found[1] not in told:
             name = found[1]
             told[name] = found[2]
         elif name and line.strip():

@@ -168,7 +168,7 @@ async def test_deltas_are_what_the_whole_answer_has(open_engine: OpenEngine) -> 
 async def test_none_bars_what_begins_a_call() -> None:
     loaded = model_of("hermes").load(EngineConfig())
     chats = Chats(loaded)
-    reader = chats.reader("A:", ChatOptions.of(TOOLS, "none", True, None, False))
+    reader = chats.reader(HI, "A:", ChatOptions.of(TOOLS, "none", True, None, False))
     assert reader is not None
     assert reader.grammar() is None
     tokens = loaded.tokenizer.added_tokens
@@ -289,10 +289,14 @@ async def test_a_model_without_tools_is_told_of_them(open_engine: OpenEngine) ->
 @pytest.mark.parametrize("name", ["hermes", "mistral", "qwen-xml"])
 async def test_a_schema_that_is_wrong_is_named_by_its_tool(name: str) -> None:
     """Of thirty tools, one may say what no answer can be held to."""
-    wrong = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    unique = {"type": "array", "uniqueItems": True}
+    wrong: dict[str, Any] = {"type": "object", "properties": {"a": unique}}
     tools = [*TOOLS, {"name": "odd", "parameters": wrong}]
     async with Engine(model_of(name)) as engine:
         with pytest.raises(InvalidRequest, match=r"^tools/odd/properties/a=.*uniqueItems"):
+            await engine.generate(HI, tools=tools, tool_choice="required")
+        wrong["properties"]["a"] = {"type": "text"}
+        with pytest.raises(InvalidRequest, match=r"^tools/odd/properties/a=.*Invalid type: text"):
             await engine.generate(HI, tools=tools)
         assert engine.stats().running == 0
 

@@ -6,7 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from tool_transcripts import MESSAGES, SYNTAXES, Reading, Said, family_named, tokenizer_of, written
+from tool_transcripts import (
+    MESSAGES,
+    SYNTAXES,
+    TOOLS,
+    Reading,
+    Said,
+    family_named,
+    tokenizer_of,
+    written,
+)
 
 from asyncinfer.chunk import ToolCallDelta
 from asyncinfer.text import Tokenizer
@@ -109,6 +118,10 @@ def test_a_text_that_spells_a_delimiter_stays_text(name: str) -> None:
         ("llama-python", "[now(), nobody()]", "nobody()]", 1),
         ("mistral", "[TOOL_CALLS]now[CALL_ID]abc[ARGS]{}", "", 1),
         ("json", '{"name": "now", "arguments": {}}', "", 1),
+        ("mistral", '[TOOL_CALLS]nobody[ARGS]{"a": 1} after', 'nobody{"a": 1} after', 0),
+        ("hermes", '<tool_call>{"name": "now"}}</tool_call> So.', "So.", 1),
+        ("hermes", '<tool_call>{"name": "now"} So.', "So.", 1),
+        ("hermes", '<tool_call>{"name": "now"}<tool_call>{"name": "now"} So.', "So.", 2),
     ],
 )
 def test_what_is_no_call_is_not_lost(name: str, text: str, content: str | None, calls: int) -> None:
@@ -121,6 +134,40 @@ def test_what_is_no_call_is_not_lost(name: str, text: str, content: str | None, 
         assert found[0], "the text is shown"
     else:
         assert found[0] == content
+
+
+def arguments_of(name: str, text: str) -> list[str]:
+    reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]))
+    marked = reading.marked(text)
+    found = reading.parse(marked)[2]
+    assert reading.parse(*marked)[2] == found
+    return [arguments for *_, arguments in found]
+
+
+def test_arguments_are_read_once() -> None:
+    twice = '{"name": "save", "arguments": {"share": 1}, "parameters": {"share": 2}}'
+    assert arguments_of("json", twice) == ['{"share": 1}']
+    assert arguments_of("json", '{"name": "now", "arguments": null}') == ["{}"]
+
+
+def test_arguments_without_names_are_those_at_their_places() -> None:
+    first, second = [*next(tool for tool in TOOLS if tool.name == "save").schema["properties"]][:2]
+    (found,) = arguments_of("llama-python", "[save('Oslo', 3)]")
+    assert json.loads(found) == {first: "Oslo", second: 3}
+    assert arguments_of("llama-python", "[now(1)]") == [""]
+
+
+def test_a_call_of_an_unknown_tool_is_shown() -> None:
+    name = "deepseek-v3.1"
+    text = written(name, next(said for said in MESSAGES if len(said.calls) == 2))
+    assert text is not None
+    reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]))
+    known = reading.parse(reading.marked(text))[2]
+    text = text.replace(known[0][1], "nobody", 1)
+    content, _, calls = reading.parse(reading.marked(text))
+    assert len(calls) == len(known) - 1
+    assert "nobody" in content
+    assert known[0][2] in content
 
 
 @pytest.mark.parametrize("name", ["qwen-xml", "glm", "gemma", "function-gemma", "llama-python"])
