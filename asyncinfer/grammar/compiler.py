@@ -64,6 +64,8 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._making = Lock()
+        #: Why the library cannot read the tokenizer; empty while that is not known.
+        self._unreadable = ""
         #: By the tokens that are no text to a grammar, beside the special ones.
         self._libraries: dict[frozenset[int], _Library] = {}
         self._lock = Lock()
@@ -124,8 +126,14 @@ class GrammarCompiler:
             what = "this model has no end-of-text token, with which such an answer ends"
             raise InvalidRequest("constraint", Size("structured output"), what)
         with self._making:
-            if marked not in self._libraries:
-                self._libraries[marked] = _Library(self._tokenizer, self._vocab_size, marked)
+            if marked not in self._libraries and not self._unreadable:
+                try:
+                    self._libraries[marked] = _Library(self._tokenizer, self._vocab_size, marked)
+                except ValueError as error:
+                    # Trying again would keep the GIL as long each time.
+                    self._unreadable = f"no grammar can be made for this model's tokenizer: {error}"
+            if self._unreadable:
+                raise InvalidRequest("constraint", Size("structured output"), self._unreadable)
             return self._libraries[marked]
 
     def _keep(self, form: AnswerFormat, start: LLMatcher) -> None:

@@ -18,9 +18,9 @@ def grammar_tokenizer(
     """The library's tokenizer for logits of `vocab_size` entries, and the bytes that are in none of
     its tokens. The tokens `marked` are no text, as special ones.
 
-    Making it keeps the GIL: 25 ms for a vocabulary of 4,096, 50 ms for 49,152. The library would
-    read `tokenizer.json` by itself in three times as long. So it is given each token's bytes, and
-    asks our tokenizer for the tokens of text that has to follow.
+    Making it keeps the GIL: 25 ms for a vocabulary of 4,096, 50 ms for 49,152, half a second for
+    250,000. The library would read `tokenizer.json` by itself in three times as long. So it is
+    given each token's bytes, and asks our tokenizer for the tokens of text that has to follow.
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 

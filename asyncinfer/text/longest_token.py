@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
-__all__ = ["longest_token"]
+__all__ = ["extent", "longest_token"]
 
 #: At most how many characters a normalizer makes one of: a composed one has a base and three marks.
 _SHRINK: Final = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1, "ByteLevel": 1}
 #: Pre-tokenizers that cut a text without dropping any of it.
 _CUTS: Final = {"ByteLevel", "Digits", "Metaspace", "Split", "Punctuation", "UnicodeScripts"}
+#: Ids that no token has, after which the dict of all tokens is cheaper.
+_MOST_MISSING: Final = 1 << 16
 
 
-def longest_token(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) -> int | None:
+def extent(backend: tokenizers.Tokenizer) -> tuple[int, int]:
+    """The largest token id, plus one, and the most characters of a token. One look at a time, since
+    the dict of 250,000 tokens holds the GIL for 0.3 s."""
+    left, size, longest = backend.get_vocab_size(with_added_tokens=True), 0, 0
+    missing = 0
+    while left:
+        text = backend.id_to_token(size)
+        size += 1
+        if text is not None:
+            left, longest = left - 1, max(longest, len(text))
+        elif (missing := missing + 1) > _MOST_MISSING:
+            vocabulary = backend.get_vocab(with_added_tokens=True)
+            return max(vocabulary.values()) + 1, max(map(len, vocabulary))
+    return size, longest
+
+
+def longest_token(backend: tokenizers.Tokenizer, longest: int) -> int | None:
     """The most characters of a text that one token stands for, not counting whitespace that an
     added token may strip beside it. None if there is no bound: characters outside the vocabulary
     become one unknown token, or no token, however many they are."""
+
+    def has(text: str | None) -> bool:
+        return text is not None and backend.token_to_id(text) is not None
+
     model = backend.model
     if not isinstance(model, tokenizers.models.BPE):
         return None
@@ -29,14 +51,13 @@ def longest_token(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) ->
     if names - _CUTS or any(step.get("behavior") == "Removed" for step in cuts):
         return None
     if "ByteLevel" in names or any(step["type"] == "ByteLevel" for step in normalizers):
-        known = all(byte in vocabulary for byte in ByteLevel.alphabet())
+        known = all(map(has, ByteLevel.alphabet()))
     elif model.byte_fallback:
-        known = all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+        known = all(has(f"<0x{byte:02X}>") for byte in range(256))
     else:
-        known = model.unk_token in vocabulary and not model.fuse_unk
+        known = has(model.unk_token) and not model.fuse_unk
     if not known:
         return None
-    longest = max(map(len, vocabulary))
     for step in normalizers:
         shrink = _SHRINK.get(step["type"]) or _shrink_of_replace(step)
         if shrink is None:

@@ -12,7 +12,7 @@ import tokenizers
 from asyncinfer.errors import InvalidRequest, ModelLoadError, Size
 from asyncinfer.text.bytelevel import byte_level_backend
 from asyncinfer.text.detokenizer import Detokenizer
-from asyncinfer.text.longest_token import longest_token
+from asyncinfer.text.longest_token import extent, longest_token
 from asyncinfer.text.panic import panicked
 from asyncinfer.text.pieces import PieceTable, decoder_kind
 from asyncinfer.text.shield import Shield, check_text
@@ -46,9 +46,8 @@ class Tokenizer:
         backend.no_padding()
         keep_no_prompts(backend)
         self._backend = backend
-        vocabulary = backend.get_vocab(with_added_tokens=True)
         #: The largest token id, plus one.
-        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.vocab_size, longest = extent(backend)
         if self.vocab_size > MAX_VOCABULARY:
             raise ValueError(f"has a token id of {self.vocab_size - 1} >= {MAX_VOCABULARY}")
         #: The token that opens a text, None without one.
@@ -71,7 +70,7 @@ class Tokenizer:
             {token.content: token.normalized for token in added.values() if not token.special},
         )
         #: The most characters of a text that one token stands for; None if there is no bound.
-        self.longest_token: int | None = longest_token(backend, vocabulary)
+        self.longest_token: int | None = longest_token(backend, longest)
         #: What each token adds to a text; shared by every `Detokenizer`.
         self.pieces = PieceTable(backend, decoder_kind(backend), self.vocab_size, self.special_ids)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from asyncinfer import EngineConfig, InvalidRequest, RequestFailed, SamplingParams
 from asyncinfer.grammar import (
@@ -39,6 +40,22 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(tokenizer, VOCAB)
+
+
+def test_a_tokenizer_that_the_library_cannot_read_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was a bare `ValueError`, and took as long for each request."""
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "</s>": 1, "?": 2}, "?"))
+    compiler = GrammarCompiler(Tokenizer(backend, eos_ids=[1]), 3)
+    made: list[object] = []
+    to_json = Tokenizer.to_json
+    monkeypatch.setattr(Tokenizer, "to_json", lambda one: made.append(one) or to_json(one))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="no grammar can be made") as refused:
+            matcher(compiler, "regex", "a+")
+        assert refused.value.field == "constraint"
+    assert len(made) == 1
 
 
 def matcher(compiler: GrammarCompiler, kind: str, text: str, after: str = "") -> Matcher:

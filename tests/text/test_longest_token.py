@@ -11,7 +11,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.text import Tokenizer
-from asyncinfer.text.longest_token import longest_token
+from asyncinfer.text.longest_token import extent, longest_token
 
 
 def tokenizer(
@@ -26,8 +26,9 @@ def tokenizer(
     return backend
 
 
-def extent(backend: tokenizers.Tokenizer) -> int | None:
-    return longest_token(backend, backend.get_vocab())
+def longest_of(backend: tokenizers.Tokenizer) -> int | None:
+    _, longest = extent(backend)
+    return longest_token(backend, longest)
 
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -52,15 +53,24 @@ BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
         ({"model": models.Unigram([("a", 0.0)], 0, False)}, None),
     ],
 )
-def test_extent(options: dict[str, Any], longest: int | None) -> None:
-    assert extent(tokenizer(**options)) == longest
+def test_the_longest_token(options: dict[str, Any], longest: int | None) -> None:
+    assert longest_of(tokenizer(**options)) == longest
 
 
 def test_a_vocabulary_that_lacks_a_byte_drops_it() -> None:
     words = pre_tokenizers.ByteLevel.alphabet()[1:]
     backend = tokenizers.Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
     backend.pre_tokenizer = BYTES
-    assert extent(backend) is None
+    assert longest_of(backend) is None
+
+
+@pytest.mark.parametrize("last", [7, 1 << 20])
+def test_ids_may_have_gaps(last: int) -> None:
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "bbb": last}, []))
+    backend.add_tokens(["<extra>"])
+    size = max(backend.get_vocab().values()) + 1
+    assert extent(backend) == (size, 7)
+    assert extent(tokenizers.Tokenizer(models.BPE({}, []))) == (0, 0)
 
 
 def test_the_shipped_model() -> None:
