@@ -1,5 +1,4 @@
-"""`Preparer` turns prompts into sequences. It refuses bad prompts, and options that this model does
-not take."""
+"""`Preparer` turns prompts into sequences. It refuses bad prompts, and options not for this model."""
 
 from __future__ import annotations
 
