@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-from asyncinfer.chunk import Completion, Usage
+from asyncinfer.chunk import Completion
 from asyncinfer.engine import Engine, SyncEngine
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.integrations.engines import awaited
-from asyncinfer.integrations.langchain_messages import answer, chat_messages, delta, ending
+from asyncinfer.integrations.langchain_messages import AnswerChunks, answer, chat_messages
 
 try:
     from langchain_core.callbacks import (
@@ -164,12 +164,11 @@ class ChatAsyncInfer(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         options = self._merged(stop, kwargs, streamed=True)
-        reason = None
+        chunks = AnswerChunks(self.engine)
         with self._blocking().stream(chat_messages(messages), **options) as stream:
             for chunk in stream:
-                reason = chunk.finish_reason
-                yield delta(chunk)
-            yield ending(self.engine.model.name, reason, stream.usage or Usage())
+                yield chunks.of(chunk)
+            yield chunks.end(stream.usage)
 
     async def _astream(
         self,
@@ -179,12 +178,11 @@ class ChatAsyncInfer(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         options = self._merged(stop, kwargs, streamed=True)
-        reason = None
+        chunks = AnswerChunks(self.engine)
         async with awaited(self.engine).stream(chat_messages(messages), **options) as stream:
             async for chunk in stream:
-                reason = chunk.finish_reason
-                yield delta(chunk)
-            yield ending(self.engine.model.name, reason, stream.usage or Usage())
+                yield chunks.of(chunk)
+            yield chunks.end(stream.usage)
 
     def _blocking(self) -> SyncEngine:
         if isinstance(self.engine, SyncEngine):

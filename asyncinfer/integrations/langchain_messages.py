@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from asyncinfer.chunk import Choice, Chunk, Usage
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.integrations.engines import AnyEngine
 
 try:
     from langchain_core.messages import (
@@ -21,15 +24,19 @@ try:
     from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
     from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
     from langchain_core.outputs import ChatGenerationChunk
+    from langchain_core.utils.json import parse_partial_json
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         'this needs LangChain: pip install "asyncinfer[langchain]"', name=error.name
     ) from error
 
-__all__ = ["answer", "chat_messages", "delta", "ending"]
+__all__ = ["AnswerChunks", "answer", "chat_messages"]
 
 #: Blocks of an assistant's content that say again what its `tool_calls` say.
 _CALLS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use")
+#: Brackets that close what is not open. One suits each state in which arguments may end: within an
+#: object or a list, a string of either, or an escape of such a string.
+_ENDINGS = ("]", "}", '"]', '"}', '""]', '""}')
 
 
 def chat_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
@@ -58,31 +65,52 @@ def answer(model: str, choice: Choice, usage: Usage | None) -> AIMessage:
     )
 
 
-def delta(chunk: Chunk) -> ChatGenerationChunk:
-    """What a chunk adds to an answer."""
-    calls = [
-        tool_call_chunk(name=each.name, args=each.arguments, id=each.id, index=each.index)
-        for each in chunk.tool_calls
-    ]
-    return ChatGenerationChunk(
-        message=AIMessageChunk(
-            content=chunk.text,
-            additional_kwargs=_reasoning(chunk.reasoning),
-            tool_call_chunks=calls,
-        )
-    )
+class AnswerChunks:
+    """Makes the chunks of one streamed answer."""
 
+    def __init__(self, engine: AnyEngine) -> None:
+        self._engine = engine
+        self._reason: str | None = None
+        #: The arguments of each call, as far as they have come.
+        self._arguments: defaultdict[int, list[str]] = defaultdict(list)
 
-def ending(model: str, reason: str | None, usage: Usage) -> ChatGenerationChunk:
-    """The last chunk of an answer, without text."""
-    return ChatGenerationChunk(
-        message=AIMessageChunk(
-            content="",
-            usage_metadata=_usage(usage),
-            response_metadata={"model_name": model, "finish_reason": reason},
-            chunk_position="last",
+    def of(self, chunk: Chunk) -> ChatGenerationChunk:
+        """What a chunk adds."""
+        self._reason = chunk.finish_reason
+        calls = []
+        for each in chunk.tool_calls:
+            self._arguments[each.index].append(each.arguments)
+            made = tool_call_chunk(
+                name=each.name, args=each.arguments, id=each.id, index=each.index
+            )
+            calls.append(made)
+        return ChatGenerationChunk(
+            message=AIMessageChunk(
+                content=chunk.text,
+                additional_kwargs=_reasoning(chunk.reasoning),
+                tool_call_chunks=calls,
+            )
         )
-    )
+
+    def end(self, usage: Usage | None) -> ChatGenerationChunk:
+        """The last one, without text. LangChain completes arguments that were cut short, and then
+        calls the tool with them: what it cannot complete is added to those."""
+        calls = []
+        for index, parts in self._arguments.items():
+            if ending := _spoiling("".join(parts)):
+                calls.append(tool_call_chunk(name=None, args=ending, id=None, index=index))
+        return ChatGenerationChunk(
+            message=AIMessageChunk(
+                content="",
+                tool_call_chunks=calls,
+                usage_metadata=_usage(usage or Usage()),
+                response_metadata={
+                    "model_name": self._engine.model.name,
+                    "finish_reason": self._reason,
+                },
+                chunk_position="last",
+            )
+        )
 
 
 def _message(where: str, message: BaseMessage) -> dict[str, Any]:
@@ -140,6 +168,25 @@ def _calls(message: AIMessage) -> list[dict[str, Any]]:
         }
         for call in (*message.tool_calls, *message.invalid_tool_calls)
     ]
+
+
+def _spoiling(arguments: str) -> str:
+    """The text after which arguments are an object in no reading of LangChain's; empty if they are
+    a JSON object."""
+    try:
+        if isinstance(json.loads(arguments), dict):
+            return ""
+    except (ValueError, RecursionError):
+        pass
+    return next(ending for ending in _ENDINGS if not _completed(arguments + ending))
+
+
+def _completed(arguments: str) -> bool:
+    """Whether LangChain makes an object of the arguments."""
+    try:
+        return isinstance(parse_partial_json(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _reasoning(text: str) -> dict[str, Any]:

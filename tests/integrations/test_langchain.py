@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import anyio
@@ -114,6 +114,14 @@ class TestStandardIntegration(Ours, ChatModelIntegrationTests):
     pass
 
 
+async def merged(chunks: AsyncIterator[AIMessageChunk]) -> AIMessageChunk:
+    full: AIMessageChunk | None = None
+    async for chunk in chunks:
+        full = chunk if full is None else full + chunk
+    assert full is not None
+    return full
+
+
 class City(BaseModel):
     name: str
     people: int
@@ -124,10 +132,7 @@ async def test_an_agent_runs_its_tools_to_the_end() -> None:
         model = ChatAsyncInfer(engine=engine).bind_tools([temperature])
         chat: list[Any] = [HumanMessage(QUESTION)]
         while True:
-            full: AIMessageChunk | None = None
-            async for chunk in model.astream(chat):
-                full = chunk if full is None else full + chunk
-            assert full is not None
+            full = await merged(model.astream(chat))
             chat.append(full)
             if not full.tool_calls:
                 break
@@ -156,10 +161,7 @@ async def test_a_stream_and_the_whole_are_one_answer() -> None:
         model = ChatAsyncInfer(engine=engine, options={"cache_scope": "one"})
         tools = model.bind_tools([temperature])
         whole = await tools.ainvoke(QUESTION)
-        full: AIMessageChunk | None = None
-        async for chunk in tools.astream(QUESTION):
-            full = chunk if full is None else full + chunk
-        assert full is not None
+        full = await merged(tools.astream(QUESTION))
         assert full.text == whole.text == "Rome."
         assert full.additional_kwargs == whole.additional_kwargs
         assert full.response_metadata == whole.response_metadata
@@ -167,16 +169,29 @@ async def test_a_stream_and_the_whole_are_one_answer() -> None:
         assert [call["args"] for call in whole.tool_calls] == [{"city": "Rome"}]
 
 
-async def test_an_answer_cut_short_has_an_invalid_call() -> None:
-    said = Said(tool_calls=[("temperature", {"city": "Rome"})])
-    async with Engine(ScriptedModel([said])) as engine:
-        model = ChatAsyncInfer(engine=engine, max_tokens=46).bind_tools([temperature])
-        done = await model.ainvoke(QUESTION)
-        assert done.tool_calls == []
-        (call,) = done.invalid_tool_calls
-        assert call["name"] == "temperature"
-        assert '{"city": "Rome"}'.startswith(call["args"] or "")
-        assert done.response_metadata["finish_reason"] == "length"
+@pytest.mark.parametrize("way", ["ainvoke", "astream", "streaming"])
+async def test_a_call_that_was_cut_short_is_invalid_wherever_it_was_cut(way: str) -> None:
+    """LangChain completes the arguments of a stream, and an agent would call the tool with them."""
+    args: dict[str, Any] = {"city": 'Ro\\m"e', "days": [{"a": [1, {}]}, [2]], "b": {"c": {}}}
+    said = Said(tool_calls=[("temperature", args)])
+    cut = []
+    async with Engine(ScriptedModel(lambda _: said)) as engine:
+        model = ChatAsyncInfer(engine=engine, streaming=way == "streaming")
+        tools = model.bind_tools([{"name": "temperature", "parameters": {"type": "object"}}])
+        for most in range(16, 200):
+            if way == "astream":
+                done = await merged(tools.astream(QUESTION, max_tokens=most))
+            else:
+                done = await tools.ainvoke(QUESTION, max_tokens=most)
+            assert all(call["args"] == args for call in done.tool_calls)
+            for call in done.invalid_tool_calls:
+                assert call["name"] == "temperature"
+                cut.append(call["args"])
+            if done.response_metadata["finish_reason"] == "stop":
+                break
+        assert done.tool_calls
+        assert not done.invalid_tool_calls
+    assert len(cut) >= len(json.dumps(args)) - 1
 
 
 async def test_typed_answers_and_their_raw_messages() -> None:
