@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -218,9 +219,6 @@ class ChatAsyncInfer(BaseChatModel):
         return options
 
     def _result(self, done: Completion) -> ChatResult:
-        name = self.engine.model.name
-        generations = [
-            ChatGeneration(message=answer(name, choice, done.usage if choice.index == 0 else None))
-            for choice in done.choices
-        ]
-        return ChatResult(generations=generations)
+        usages = (done.usage if choice.index == 0 else None for choice in done.choices)
+        messages = map(partial(answer, self.engine), done.choices, usages)
+        return ChatResult(generations=[ChatGeneration(message=each) for each in messages])

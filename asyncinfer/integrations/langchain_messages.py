@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from asyncinfer.chunk import Choice, Chunk, Usage
+from asyncinfer.chunk import Choice, Chunk, TokenLogprob, Usage
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.integrations.engines import AnyEngine
 
@@ -44,7 +44,7 @@ def chat_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
 
 
-def answer(model: str, choice: Choice, usage: Usage | None) -> AIMessage:
+def answer(engine: AnyEngine, choice: Choice, usage: Usage | None) -> AIMessage:
     """A whole answer. Calls whose arguments are no JSON object are `invalid_tool_calls`."""
     calls, invalid = [], []
     for call in choice.tool_calls:
@@ -61,7 +61,11 @@ def answer(model: str, choice: Choice, usage: Usage | None) -> AIMessage:
         tool_calls=calls,
         invalid_tool_calls=invalid,
         usage_metadata=None if usage is None else _usage(usage),
-        response_metadata={"model_name": model, "finish_reason": choice.finish_reason},
+        response_metadata={
+            "model_name": engine.model.name,
+            "finish_reason": choice.finish_reason,
+            **_scored(engine, choice.logprobs),
+        },
     )
 
 
@@ -89,6 +93,7 @@ class AnswerChunks:
                 content=chunk.text,
                 additional_kwargs=_reasoning(chunk.reasoning),
                 tool_call_chunks=calls,
+                response_metadata=_scored(self._engine, chunk.logprobs),
             )
         )
 
@@ -187,6 +192,25 @@ def _completed(arguments: str) -> bool:
         return isinstance(parse_partial_json(arguments), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def _scored(engine: AnyEngine, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Logprobs, if there are any, in the form and at the place of LangChain's model for OpenAI."""
+    if not logprobs:
+        return {}
+    tokenizer = engine.tokenizer
+
+    def token(token_id: int, logprob: float) -> dict[str, Any]:
+        text = tokenizer.decode([token_id], skip_special_tokens=False)
+        raw = tokenizer.token_bytes(token_id)
+        told = list(text.encode() if raw is None else raw)
+        return {"token": text, "bytes": told, "logprob": logprob}
+
+    content = [
+        {**token(each.token_id, each.logprob), "top_logprobs": [token(*pair) for pair in each.top]}
+        for each in logprobs
+    ]
+    return {"logprobs": {"content": content, "refusal": None}}
 
 
 def _reasoning(text: str) -> dict[str, Any]:

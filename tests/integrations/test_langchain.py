@@ -194,6 +194,23 @@ async def test_a_call_that_was_cut_short_is_invalid_wherever_it_was_cut(way: str
     assert len(cut) >= len(json.dumps(args)) - 1
 
 
+async def test_logprobs_are_where_langchain_has_them() -> None:
+    async with Engine(ScriptedModel(["Rome."] * 4)) as engine:
+        model = ChatAsyncInfer(engine=engine, options={"logprobs": 1})
+        whole = await model.ainvoke(QUESTION)
+        streamed = await merged(model.astream(QUESTION))
+        for done in (whole, streamed):
+            content = done.response_metadata["logprobs"]["content"]
+            tokens = engine.tokenizer.encode("Rome.", add_special_tokens=False)
+            assert len(content) == len(tokens) + 1
+            assert "".join(each["token"] for each in content[:-1]) == "Rome."
+            assert bytes(byte for each in content[:-1] for byte in each["bytes"]) == b"Rome."
+            for each in content:
+                assert each["logprob"] == each["top_logprobs"][0]["logprob"]
+        without = await ChatAsyncInfer(engine=engine).ainvoke(QUESTION)
+        assert "logprobs" not in without.response_metadata
+
+
 async def test_typed_answers_and_their_raw_messages() -> None:
     answers = ['{"name": "Rome", "people": 2800000}'] * 2 + ['{"name": "Rome", "peop']
     async with Engine(ScriptedModel(answers)) as engine:
