@@ -74,10 +74,13 @@ def _messages(where: str, message: Any) -> list[tuple[str, dict[str, Any]]]:
 
 def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
     arguments = block.get("input")
-    if not isinstance(arguments, Mapping):
+    if isinstance(arguments, Mapping):
+        arguments = dict(arguments)
+    elif not isinstance(arguments, str):
+        # A text is what some clients keep of an answer that was cut short.
         raise InvalidRequest(f"{where}.input", arguments, "must be an object")
     name = check_string(f"{where}.name", block.get("name"))
-    function = {"name": name, "arguments": dict(arguments)}
+    function = {"name": name, "arguments": arguments}
     return {"id": block.get("id"), "type": "function", "function": function}
 
 

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from asyncinfer.server.body import Bodies, ClientLeft
 from asyncinfer.server.call import Call
 from asyncinfer.server.errors import HttpError, http_error, openai_error
+from asyncinfer.server.fields import Fields, sent_names
 from asyncinfer.server.keys import Keys
 from asyncinfer.server.traffic import Traffic
 from asyncinfer.server.turns import take_turn
@@ -41,6 +42,7 @@ class Endpoint:
         keys: Keys | None,
         traffic: Traffic,
         bodies: Bodies,
+        fields: Fields,
         error_body: ErrorBody = openai_error,
         error_event: str | None = None,
         names: Mapping[str, str] | None = None,
@@ -50,9 +52,10 @@ class Endpoint:
             path: the name that its requests are counted under.
             keys: None lets everybody in.
             bodies: reads those of requests that have one.
+            fields: those of a body.
             error_body: makes the body of an error.
             error_event: the name of an event that tells of one.
-            names: engine options -> the request's names of them, where they differ.
+            names: engine options that no field takes as it is -> the fields that they are of.
         """
         self._path = path
         self._handler = handler
@@ -61,7 +64,8 @@ class Endpoint:
         self._bodies = bodies
         self._error_body = error_body
         self._error_event = error_event
-        self._names = names
+        self._fields = fields
+        self._names = names or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope, receive, send)
@@ -135,7 +139,9 @@ class Endpoint:
 
     async def _tell(self, call: Call, found: Exception) -> int:
         """Tell the client of an error, and return the status. Raises an unforeseen error again."""
-        error = http_error(found, self._names, call.places)
+        # An option may have several names, so that those count which the client has sent.
+        names = {**self._names, **sent_names(call.body, self._fields)}
+        error = http_error(found, names, call.places)
         body = self._error_body(error, call.request_id)
         if call.begun:
             call.event(body, self._error_event)

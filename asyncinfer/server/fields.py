@@ -25,6 +25,7 @@ __all__ = [
     "field_list",
     "flag",
     "options_of",
+    "sent_names",
 ]
 
 Schema = Mapping[str, Any]
@@ -214,6 +215,11 @@ def options_of(body: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
     if "logit_bias" in body:
         found["logit_bias"] = _bias(body["logit_bias"])
     return found
+
+
+def sent_names(body: Mapping[str, Any], fields: Fields) -> dict[str, str]:
+    """Options of `Engine.stream` -> the fields of a body that `options_of` has them from."""
+    return {fields.options[name]: name for name in body if name in fields.options}
 
 
 def flag(body: Mapping[str, Any], name: str) -> bool:

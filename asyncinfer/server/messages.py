@@ -21,7 +21,6 @@ __all__ = ["NAMES", "Messages"]
 #: The request's names of the engine's options.
 NAMES: Final = {
     "prompt": "messages",
-    "stop": "stop_sequences",
     "json_schema": "output_config.format",
     "response_format": "output_config.format",
 }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from asyncinfer.server.fields import Field
+from asyncinfer.server.fields import Fields
 
 __all__ = ["Operation", "document"]
 
@@ -20,7 +20,7 @@ class Operation:
     path: str
     about: str
     #: Fields of its body.
-    fields: tuple[Field, ...] = ()
+    fields: Fields = field(default_factory=Fields)
     #: Whether it needs no key.
     free: bool = False
 
@@ -76,10 +76,9 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.fields:
         schema = {
             "type": "object",
-            "required": [field.name for field in operation.fields if field.required],
+            "required": [*operation.fields.required],
             "properties": {
-                field.name: {**field.schema, "description": field.about}
-                for field in operation.fields
+                each.name: {**each.schema, "description": each.about} for each in operation.fields
             },
             "additionalProperties": False,
         }

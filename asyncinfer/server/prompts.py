@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.body import parsed
 from asyncinfer.text.messages import unread
 
-__all__ = ["chat_messages", "prediction_text", "response_format", "text_part"]
+__all__ = ["call_arguments", "chat_messages", "prediction_text", "response_format", "text_part"]
 
 
 def chat_messages(messages: Any) -> list[dict[str, Any]]:
@@ -53,7 +54,7 @@ def text_part(where: str, part: Any) -> dict[str, str]:
 
 
 def _calls(where: str, calls: Any) -> list[Any]:
-    """Tool calls with their arguments as objects, since templates write the JSON themselves."""
+    """Tool calls as templates take them."""
     if not isinstance(calls, list):
         raise InvalidRequest(where, calls, "must be a list")
     made = []
@@ -61,17 +62,24 @@ def _calls(where: str, calls: Any) -> list[Any]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise InvalidRequest(f"{where}[{index}]", call, "must be a call of a function")
-        arguments = function.get("arguments", "{}")
-        if isinstance(arguments, str):
-            try:
-                arguments = parsed(arguments or "{}")
-            except (ValueError, RecursionError):
-                bound = "must be JSON"
-                raise InvalidRequest(
-                    f"{where}[{index}].function.arguments", arguments, bound
-                ) from None
+        arguments = call_arguments(
+            f"{where}[{index}].function.arguments", function.get("arguments", "{}")
+        )
         made.append({**call, "function": {**function, "arguments": arguments}})
     return made
+
+
+def call_arguments(where: str, value: Any) -> Any:
+    """A call's arguments as an object, since templates write the JSON themselves. What is no JSON
+    stays a text: answers that were cut short have such. Raises `InvalidRequest`."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parsed(value or "{}")
+    except (json.JSONDecodeError, RecursionError):
+        return value
+    except ValueError as error:
+        raise InvalidRequest(where, value, f"cannot be read: {error}") from None
 
 
 def prediction_text(value: Any) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from asyncinfer.checks import check_string
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.server.prompts import chat_messages, text_part
+from asyncinfer.server.prompts import call_arguments, chat_messages, text_part
+from asyncinfer.text.messages import plain
 
 __all__ = ["response_chat"]
 
@@ -43,9 +44,7 @@ def _add(made: list[dict[str, Any]], where: str, item: Any) -> None:
         raise InvalidRequest(where, item, "must be an object")
     match item.get("type", "message"):
         case "message":
-            content = item.get("content")
-            if not isinstance(content, str):
-                content = _text(f"{where}.content", content)
+            content = _text(f"{where}.content", item.get("content"))
             role = item.get("role")
             if role == "assistant":
                 _assistant(made)["content"].append(content)
@@ -57,15 +56,20 @@ def _add(made: list[dict[str, Any]], where: str, item: Any) -> None:
             if not isinstance(parts, list):
                 raise InvalidRequest(f"{where}.{name}", parts, "must be a list of text parts")
             text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
-            _assistant(made).setdefault("reasoning_content", []).append(text)
+            thoughts = _assistant(made).setdefault("reasoning_content", [])
+            thoughts.append(plain(f"{where}.{name}", text))
         case "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            name = plain(f"{where}.name", check_string(f"{where}.name", item.get("name")))
+            place = f"{where}.arguments"
+            arguments = plain(place, call_arguments(place, item.get("arguments", "{}")))
+            function = {"name": name, "arguments": arguments}
+            call_id = plain(f"{where}.call_id", item.get("call_id"))
+            call = {"id": call_id, "type": "function", "function": function}
             _assistant(made).setdefault("tool_calls", []).append(call)
         case "function_call_output":
-            output = item.get("output")
-            text = output if isinstance(output, str) else _text(f"{where}.output", output)
-            made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+            text = _text(f"{where}.output", item.get("output"))
+            call_id = plain(f"{where}.call_id", item.get("call_id"))
+            made.append({"role": "tool", "tool_call_id": call_id, "content": text})
         case kind:
             bound = "must be 'message', 'reasoning', 'function_call' or 'function_call_output'"
             raise InvalidRequest(f"{where}.type", kind, bound)
@@ -79,8 +83,12 @@ def _assistant(made: list[dict[str, Any]]) -> dict[str, Any]:
     return made[-1]
 
 
-def _text(where: str, parts: Any) -> str:
-    if not isinstance(parts, list):
-        raise InvalidRequest(where, parts, "must be a string or a list of text parts")
-    found = [text_part(f"{where}[{index}]", part)["text"] for index, part in enumerate(parts)]
-    return "".join(found)
+def _text(where: str, value: Any) -> str:
+    """A text, or text parts. They are valid Unicode: of the message that they become a part of, the
+    engine could not tell which item is wrong."""
+    if not isinstance(value, str):
+        if not isinstance(value, list):
+            raise InvalidRequest(where, value, "must be a string or a list of text parts")
+        parts = [text_part(f"{where}[{index}]", part)["text"] for index, part in enumerate(value)]
+        value = "".join(parts)
+    return str(plain(where, value))

@@ -22,7 +22,6 @@ __all__ = ["NAMES", "Responses"]
 NAMES: Final = {
     "prompt": "input",
     "messages": "input",
-    "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
     "json_schema": "text.format",
     "json_object": "text.format",

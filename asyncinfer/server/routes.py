@@ -101,6 +101,7 @@ def make(
                 keys=None if operation.free else keys,
                 traffic=traffic,
                 bodies=bodies,
+                fields=operation.fields,
                 **(_ANTHROPIC if operation.path.startswith("/v1/messages") else {}),
                 names=names.get(operation.path),
             ),

@@ -55,7 +55,12 @@ async def engine(gate: StepGate) -> AsyncIterator[Engine]:
         (CHATS, {"messages": CHAT, "stream": "yes"}, "stream", "true or false"),
         (CHATS, {"messages": CHAT, "top_logprobs": 3}, "top_logprobs", "needs logprobs"),
         (CHATS, {"messages": CHAT, "logprobs": True, "top_logprobs": 999}, "top_logprobs", "128"),
-        (CHATS, {"messages": CHAT, "max_completion_tokens": -1}, "max_tokens", "must be"),
+        (
+            CHATS,
+            {"messages": CHAT, "max_completion_tokens": -1},
+            "max_completion_tokens",
+            "must be",
+        ),
         (CHATS, {"messages": CHAT, "n": 9}, "n", "max_requests=4"),
         (CHATS, {"messages": CHAT, "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         (CHATS, {"messages": CHAT, "stream_options": 1}, "stream_options", "object"),

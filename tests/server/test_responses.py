@@ -20,7 +20,9 @@ HALF = "\ud800"
 #: One message.
 SAID = [{"role": "assistant", "content": "x"}, {"role": "assistant", "content": "y"}]
 ASKED = {"role": "user", "content": "z"}
-CALL = {"type": "function_call", "name": "f", "arguments": "{"}
+CALL = {"type": "function_call", "name": "f", "call_id": "c", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "x"}
+THOUGHT = {"type": "reasoning", "summary": [{"type": "summary_text", "text": HALF}]}
 CASES: dict[str, dict[str, Any]] = {
     "text": {"input": "hello"},
     "items": {
@@ -128,7 +130,16 @@ async def test_items_of_an_answer_are_one_message() -> None:
         ({"input": "a", "instructions": HALF}, "instructions"),
         ({"input": HALF, "instructions": "b"}, "input"),
         ({"input": [*SAID, {"role": "user", "content": HALF}]}, "input[2].content"),
-        ({"input": [*SAID, ASKED, CALL]}, "input[3].tool_calls[0].function.arguments"),
+        ({"input": [*SAID, {"role": "assistant", "content": HALF}]}, "input[2].content"),
+        ({"input": [*SAID, THOUGHT]}, "input[2].summary"),
+        ({"input": [*SAID, {**CALL, "name": 5}]}, "input[2].name"),
+        ({"input": [*SAID, {**CALL, "name": HALF}]}, "input[2].name"),
+        ({"input": [*SAID, {**CALL, "call_id": HALF}]}, "input[2].call_id"),
+        ({"input": [*SAID, {**CALL, "arguments": HALF}]}, "input[2].arguments"),
+        ({"input": [*SAID, {**CALL, "arguments": '{"a": "\\ud800"}'}]}, "input[2].arguments.a"),
+        ({"input": [*SAID, CALL, {**OUTPUT, "output": 5}]}, "input[3].output"),
+        ({"input": [*SAID, CALL, {**OUTPUT, "output": HALF}]}, "input[3].output"),
+        ({"input": [*SAID, CALL, {**OUTPUT, "call_id": HALF}]}, "input[3].call_id"),
         ({"input": "a", "max_output_tokens": -1}, "max_output_tokens"),
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format"),
     ],

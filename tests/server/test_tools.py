@@ -214,13 +214,22 @@ async def test_reasoning_is_told_apart() -> None:
         ("/v1/chat/completions", {"tool_choice": "required"}, "tool_choice"),
         ("/v1/chat/completions", {"tools": [FUNCTION], "tool_choice": "x"}, "tool_choice"),
         ("/v1/chat/completions", {"template_options": {"x": 1}}, "x"),
+        ("/v1/chat/completions", {"template_options": 5}, "template_options"),
+        ("/v1/chat/completions", {"chat_template_kwargs": 5}, "chat_template_kwargs"),
+        ("/v1/chat/completions", {"max_tokens": -1}, "max_tokens"),
+        ("/v1/chat/completions", {"max_completion_tokens": -1}, "max_completion_tokens"),
+        (
+            "/v1/chat/completions",
+            {"max_tokens": 5, "max_completion_tokens": -1},
+            "max_completion_tokens",
+        ),
         ("/v1/messages", {"max_tokens": 9, "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ("/v1/messages", {"max_tokens": 9, "tool_choice": {"type": "x"}}, "tool_choice"),
         ("/v1/messages", {**CALLED, "tool_choice": {"type": "tool"}}, "tool_choice"),
         ("/v1/messages", {**CALLED, "tool_choice": {"type": "tool", "name": None}}, "tool_choice"),
     ],
 )
-async def test_bad_tools_are_named(path: str, fields: Any, param: str) -> None:
+async def test_bad_options_are_named(path: str, fields: Any, param: str) -> None:
     async with Engine(ChatModel()) as engine:
         body = {"messages": CHAT[1:], **fields}
         answer = await ask(create_app(engine), path, body)
@@ -309,3 +318,43 @@ async def test_an_item_of_a_call_that_is_cut_short_is_incomplete(
         assert [each["status"] for each in calls] == ["completed", status]
         if stream:
             assert answer.events[-2]["item"] == calls[-1]
+
+
+@pytest.mark.parametrize("most", [42, 49])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_a_call_that_was_cut_short_goes_back_as_it_was_written(path: str, most: int) -> None:
+    model = ScriptedModel([Said(tool_calls=[("weather", {"city": "Rome"})]), "So be it."])
+    async with Engine(model) as engine:
+        app, kind = create_app(engine), path.rpartition("/")[2]
+        chat: list[Any] = [{"role": "user", "content": "hello"}]
+        tool = {"name": "weather"}
+        if kind == "responses":
+            asked = {"tools": [{"type": "function", **tool}], "max_output_tokens": most}
+            done = (await ask(app, path, {"input": chat, **asked})).json
+            (call,) = done["output"]
+            kept = call["arguments"]
+            output = {"type": "function_call_output", "call_id": call["call_id"], "output": "cut"}
+            body = {"input": [*chat, call, output]}
+        elif kind == "messages":
+            asked = {"tools": [{**tool, "input_schema": {"type": "object"}}], "max_tokens": most}
+            done = (await ask(app, path, {"messages": chat, **asked, "stream": True})).events
+            (block,) = (each["content_block"] for each in done if "content_block" in each)
+            deltas = (each["delta"] for each in done if "delta" in each)
+            block["input"] = kept = "".join(each.get("partial_json", "") for each in deltas)
+            result = {"type": "tool_result", "tool_use_id": block["id"], "content": "cut"}
+            said = [
+                {"role": "assistant", "content": [block]},
+                {"role": "user", "content": [result]},
+            ]
+            body = {"messages": [*chat, *said], "max_tokens": most}
+        else:
+            asked = {"tools": [{"type": "function", "function": tool}], "max_tokens": most}
+            done = (await ask(app, path, {"messages": chat, **asked})).json
+            message = done["choices"][0]["message"]
+            (call,) = message["tool_calls"]
+            kept = call["function"]["arguments"]
+            result = {"role": "tool", "tool_call_id": call["id"], "content": "cut"}
+            body = {"messages": [*chat, message, result]}
+        assert (await ask(app, path, body)).status == 200
+        assert kept.startswith('{"ci')
+        assert json.dumps(kept) in model.prompts[-1][1]["content"]
