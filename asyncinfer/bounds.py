@@ -79,8 +79,9 @@ MAX_BODY_CONTAINERS: Final = 16_384
 BODY_SECONDS: Final = 60.0
 #: Seconds within which a client must read some of its answer.
 UNREAD_SECONDS: Final = 300.0
-#: Prompts or texts of one HTTP request.
+#: Prompts that one HTTP request completes, and texts that one embeds: as many as OpenAI's API.
 MAX_BATCH: Final = 128
+MAX_EMBEDDED: Final = 2048
 #: Tools of a request, characters of a tool's name, and of all schemas and descriptions together.
 MAX_TOOLS: Final = 128
 MAX_TOOL_NAME: Final = 64

@@ -330,7 +330,7 @@ ROWS: dict[str, list[float]] = {
         bounds.BODY_SECONDS,
     ],
     "seconds that a client takes none of an HTTP answer": [bounds.UNREAD_SECONDS],
-    "prompts of an HTTP request": [bounds.MAX_BATCH],
+    "prompts of an HTTP request": [bounds.MAX_BATCH, bounds.MAX_EMBEDDED],
     "seconds of a clean close": [EngineConfig().drain_timeout],
 }
 

@@ -96,15 +96,15 @@ class Completions:
         await call.made(scored_bytes(options, total), written)
 
 
-def prompts_of(field: str, value: Any) -> list[str | list[int]]:
-    """One prompt, or a list of them. Raises `InvalidRequest`."""
+def prompts_of(field: str, value: Any, most: int = MAX_BATCH) -> list[str | list[int]]:
+    """One prompt, or a list of `most` at most. Raises `InvalidRequest`."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
         if isinstance(value[0], int):
             return [value]
-        if len(value) > MAX_BATCH:
-            raise InvalidRequest(field, Size(f"{len(value)} texts"), f"at most {MAX_BATCH}")
+        if len(value) > most:
+            raise InvalidRequest(field, Size(f"{len(value)} texts"), f"at most {most}")
         for index, each in enumerate(value):
             if not isinstance(each, str | list):
                 bound = "must be a string or a list of token ids"

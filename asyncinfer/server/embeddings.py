@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any, Final
 
+from asyncinfer.bounds import MAX_EMBEDDED
 from asyncinfer.errors import InvalidRequest, renaming
 from asyncinfer.server.call import Call
 from asyncinfer.server.completions import prompts_of
@@ -47,7 +48,7 @@ class EmbeddingsEndpoint:
         body = call.body
         check_fields(body, EMBEDDINGS)
         model = self._models.find(body.get("model"))
-        texts = prompts_of("input", body["input"])
+        texts = prompts_of("input", body["input"], MAX_EMBEDDED)
         form = body.get("encoding_format", "float")
         if form not in ("float", "base64"):
             raise InvalidRequest("encoding_format", form, "must be float or base64")

@@ -139,7 +139,8 @@ async def test_an_error_names_the_prompt_among_several(
 async def test_an_error_names_the_text_that_is_embedded() -> None:
     long = "x " * 3_000
     cases = [
-        (["ok", long], "input[1]"),
+        (["ok"] * 128 + [long], "input[128]"),
+        (["ok"] * 2049, "input"),
         ([[5], [10**9]], "input[1][0]"),
         ([long], "input[0]"),
         (long, "input"),

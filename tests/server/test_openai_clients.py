@@ -292,4 +292,4 @@ async def test_embeddings() -> None:
                     assert found.value.param == "dimensions"
                     with pytest.raises(openai.BadRequestError) as found:
                         await client.embeddings.create(model=engine.model.name, input=["a", []])  # type: ignore[list-item]
-                    assert found.value.param == "input"
+                    assert found.value.param == "input[1]"
