@@ -103,6 +103,7 @@ class Session:
             raise InvalidRequest("n", n, "a session has one answer at a time")
         answered = self._answers[-1] if self._answers else None
         prompt = self._hold.prompt([*self._messages, *_chat(messages)], answered)
+        prompt.continued = bool(given.get("continue_final_message"))
         return SessionStream(self, self._begin(prompt, **given), prompt, self._messages)
 
     async def send(self, *messages: str | Mapping[str, Any], **options: Any) -> Completion:
@@ -146,7 +147,7 @@ class Session:
         self._speaking = False
         if done is None or not self._open:
             return
-        self._messages = (*prompt, done.message)
+        self._messages = prompt.with_answer(done.message)
         if done.tool_calls:
             self._hold.wait_for_tool()
         said = done.token_ids

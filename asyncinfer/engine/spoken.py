@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncinfer.cache import Conversation
+from asyncinfer.text.messages import joined
 
 __all__ = ["Answered", "SpokenMessages"]
 
@@ -33,5 +34,16 @@ class SpokenMessages(list[Mapping[str, Any]]):
         super().__init__(messages)
         self.conversation = conversation
         self.answered = answered
+        #: Whether the answer goes on with the last message.
+        self.continued = False
         #: Token ids of the whole chat as a prompt, written by the intake.
         self.prompt_ids: tuple[int, ...] = ()
+
+    def with_answer(self, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+        """The chat with this message as its answer, or as more of its last message."""
+        if not self.continued:
+            return (*self, said)
+        begun = joined(self[-1])
+        told = ("content", "reasoning_content")
+        texts = {name: (begun.get(name) or "") + said[name] for name in told if name in said}
+        return (*self[:-1], {**begun, **said, **texts})

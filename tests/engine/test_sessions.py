@@ -92,6 +92,25 @@ async def test_reasoning_stays_in_the_conversation() -> None:
     assert model.prompts[1][1]["content"] == "<think>\nwhy not\n</think>\n\nyes"
 
 
+@pytest.mark.parametrize("parts", [False, True])
+async def test_an_answer_that_goes_on_with_a_message_is_a_part_of_it(parts: bool) -> None:
+    model = ScriptedModel([" Par", "is.", "Rome.", "Oslo."])
+    begun = {"type": "text", "text": "It is"}
+    async with Engine(model, block_size=BLOCK) as engine, engine.session() as chat:
+        chat.append("France?", {"role": "assistant", "content": [begun] if parts else "It is"})
+        assert (await chat.send(continue_final_message=True)).text == " Par"
+        assert (await chat.send(continue_final_message=True)).text == "is."
+        said = {"role": "assistant", "content": "It is Paris."}
+        assert chat.messages[1:] == (said,)
+        done = await chat.send("Italy?")
+        assert done.usage.cached_tokens
+        assert model.prompts[-1][1] == said
+        await engine.generate(chat.messages[:-1])
+        assert model.prompts[-1] == model.prompts[-2]
+        chat.rewind(3)
+        assert chat.messages == ({"role": "user", "content": "France?"},)
+
+
 async def test_streams() -> None:
     async with Engine(ScriptedModel(["one", "two", "three", "four"])) as engine:
         chat = engine.session()
