@@ -23,7 +23,7 @@ from asyncinfer.chunk import Completion
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.prompt_reader import PromptReader, checked_ids
 from asyncinfer.engine.stream import Stream
-from asyncinfer.errors import InvalidRequest, Size, renaming
+from asyncinfer.errors import InvalidRequest, Overloaded, Size, renaming
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Pooling
 
@@ -187,18 +187,27 @@ async def score(
 
 async def _each(frontend: Frontend, name: str, streams: Iterable[Stream]) -> list[Completion]:
     """The completions of the requests, one for each entry of the argument `name`. As many run at
-    once as an idle engine has room for, and further ones are not made: thousands of prompts
-    together would hold more than requests may. An error of one request ends the others."""
+    once as the engine has room for beside others, and further ones are not made: thousands of
+    prompts together would hold more than requests may. An error of one request ends the others."""
     done: list[Completion] = []
     left, most = enumerate(streams), min(AT_ONCE, frontend.config.max_requests)
-    while batch := [*islice(left, most)]:
+    batch: list[tuple[int, Stream]] = []
+    while batch := [*batch, *islice(left, most - len(batch))]:
+        begun = 0
         async with AsyncExitStack() as stack:
             for index, stream in batch:
-                with renaming("prompt", f"{name}[{index}]"):
-                    await stack.enter_async_context(stream)
-            for index, stream in batch:
+                try:
+                    with renaming("prompt", f"{name}[{index}]"):
+                        await stack.enter_async_context(stream)
+                except Overloaded:
+                    if not begun:
+                        raise
+                    break
+                begun += 1
+            for index, stream in batch[:begun]:
                 with renaming("prompt", f"{name}[{index}]"):
                     done.append(await stream)
+        del batch[:begun]
     return done
 
 

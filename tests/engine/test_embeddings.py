@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from asyncinfer import Embeddings, Engine, InvalidRequest, SyncEngine
+from asyncinfer import Embeddings, Engine, InvalidRequest, Overloaded, SyncEngine
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.testing import FakeModel, ScriptedModel
 
@@ -164,6 +164,21 @@ async def test_more_texts_than_an_engine_holds_requests() -> None:
         assert len((await engine.embed(["a", "b"] * 4)).vectors) == 8
         assert len(await engine.score("a", ["b"] * 8)) == 8
         assert engine.stats().refused == 0
+
+
+async def test_texts_wait_for_the_room_that_others_take() -> None:
+    """As long as some of them are under way: nothing else says when there is room."""
+    texts = [f"text {index}" for index in range(16)]
+    async with Engine(max_requests=8) as engine:
+        alone = (await engine.embed(texts)).vectors
+        async with engine.stream("hello", max_tokens=400, ignore_eos=True, buffer=4) as stream:
+            await anext(stream)
+            beside = (await engine.embed(texts)).vectors
+            np.testing.assert_allclose(beside, alone, atol=1e-4)
+            assert len(await engine.score("hello", texts)) == 16
+            async with engine.stream("hello", n=7, max_tokens=400, ignore_eos=True, buffer=4):
+                with pytest.raises(Overloaded):
+                    await engine.embed(texts)
 
 
 async def test_without_an_event_loop() -> None:
