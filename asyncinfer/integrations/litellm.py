@@ -128,7 +128,9 @@ class LiteLLMProvider(CustomLLM):
         options = chat_options(body)
         if params.get("stream") and options.get("n", 1) != 1:
             raise InvalidRequest("n", options["n"], "must be 1 in a stream")
-        if isinstance(timeout := named.get("timeout"), int | float):
+        # LiteLLM always gives one, of a stream for each read. It may go on for longer as a whole.
+        timeout = None if params.get("stream") else named.get("timeout")
+        if isinstance(timeout, int | float):
             options.setdefault("deadline", timeout)
         merged = {**self._options, **options}
         if model.adapter is not None:

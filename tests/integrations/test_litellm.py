@@ -156,6 +156,17 @@ async def test_errors_are_those_of_litellm(until: Until) -> None:
             litellm.completion("asyncinfer/ChatModel", chat)
 
 
+async def test_a_timeout_is_no_deadline_of_a_stream() -> None:
+    """LiteLLM gives one of ten minutes where the caller gave none."""
+    async with Engine(ScriptedModel(["word " * 400])) as engine:
+        provide(engine)
+        options = {"messages": [{"role": "user", "content": "Go on."}], "timeout": 0.001}
+        text = ""
+        async for chunk in await litellm.acompletion(MODEL, stream=True, **options):
+            text += chunk.choices[0].delta.content or ""
+        assert text == "word " * 400
+
+
 async def test_leaving_a_stream_ends_its_request(until: Until) -> None:
     async with Engine(ScriptedModel(["word " * 400])) as engine:
         provide(engine)
