@@ -70,11 +70,11 @@ def _options(body: Mapping[str, Any]) -> dict[str, Any]:
     options = {**options_of(body, MESSAGES), **_tools(body)}
     # Included, since the end of the text then shows which stop string ended the answer.
     options["include_stop"] = True
-    stops = options.get("stop", ())
-    for at, stop in enumerate(stops if isinstance(stops, list) else ()):
+    for at, stop in enumerate(field_list(body, "stop_sequences")):
         # Reasoning is followed by white space that is no part of the answer.
         if isinstance(stop, str) and stop.isspace():
-            raise InvalidRequest(f"stop[{at}]", stop, "must contain more than white space")
+            bound = "must contain more than white space"
+            raise InvalidRequest(f"stop_sequences[{at}]", stop, bound)
     config = body.get("output_config", {})
     if not isinstance(config, Mapping):
         raise InvalidRequest("output_config", config, "must be an object")
@@ -190,7 +190,7 @@ class _Answer:
         if reason not in ("stop", "stopped"):
             return text, thinking, "max_tokens", None
         stops = self._options.get("stop", ()) if reason == "stop" else ()
-        stops = [stops] if isinstance(stops, str) else sorted(stops, key=len, reverse=True)
+        stops = sorted(stops, key=len, reverse=True)
         ends = [text, *(call.arguments for call in calls[-1:])] if text or calls else [thinking]
         for stop in stops:
             if any(end.endswith(stop) for end in ends):

@@ -19,7 +19,11 @@ TOKENIZE = Fields(
     Field("model", {"type": "string"}, "A name that /v1/models lists; without it, the first."),
     Field("prompt", {"type": "string"}, "A text; or else `messages`."),
     Field("messages", {"type": "array"}, "A chat, by the model's template."),
-    Field("add_special_tokens", BOOLEAN, "Such as one that begins a text; true without it."),
+    Field(
+        "add_special_tokens",
+        BOOLEAN,
+        "Such as one that begins a text; true without it. Of no chat.",
+    ),
 )
 DETOKENIZE = Fields(
     TOKENIZE[0],
@@ -67,6 +71,9 @@ class Plain:
 
         def work() -> bytes:
             if "messages" in body:
+                if special and "add_special_tokens" in body:
+                    bound = "must be false with messages: a template writes those that a chat has"
+                    raise InvalidRequest("add_special_tokens", special, bound)
                 ids = tokenizer.encode_chat(chat_messages(body["messages"]))
             else:
                 prompt = check_string("prompt", body.get("prompt"))

@@ -154,6 +154,7 @@ async def test_calls_and_results_are_messages() -> None:
         ({"messages": MESSAGES}, "max_tokens=None"),
         ({"messages": MESSAGES, "max_tokens": -1}, "max_tokens=-1"),
         ({"messages": MESSAGES, "max_tokens": 9, "stop_sequences": [1]}, "stop_sequences"),
+        ({"messages": MESSAGES, "max_tokens": 9, "stop_sequences": " "}, "must be a list"),
         (
             {"messages": MESSAGES, "max_tokens": 9, "stop_sequences": ["a", ""]},
             "stop_sequences[1]=",

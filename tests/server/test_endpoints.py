@@ -75,6 +75,12 @@ async def engine(gate: StepGate) -> AsyncIterator[Engine]:
         (COMPLETIONS, {"prompt": "a", "max_tokens": "x"}, "max_tokens", "integer"),
         (COMPLETIONS, {"prompt": [70_000]}, "prompt[0]", "must be in"),
         ("/tokenize", {}, "prompt", "string"),
+        (
+            "/tokenize",
+            {"messages": CHAT, "add_special_tokens": True},
+            "add_special_tokens",
+            "must be false with messages",
+        ),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]", "must be in"),
     ],
 )
@@ -493,7 +499,7 @@ async def test_tokens_and_texts(engine: Engine) -> None:
     app = create_app(engine)
     answer = await ask(app, "/tokenize", {"prompt": "hello"})
     assert answer.json == {"tokens": list(b"hello"), "count": 5, "max_model_len": 4096}
-    chat = await ask(app, "/tokenize", {"messages": CHAT})
+    chat = await ask(app, "/tokenize", {"messages": CHAT, "add_special_tokens": False})
     assert bytes(chat.json["tokens"]) == b"<system>Be brief.<user>hello<assistant>"
     back = await ask(app, "/detokenize", {"tokens": list(b"hello")})
     assert back.json == {"prompt": "hello"}
