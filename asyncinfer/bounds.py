@@ -84,7 +84,7 @@ MAX_BATCH: Final = 128
 MAX_EMBEDDED: Final = 2048
 #: Tools of a request, characters of a tool's name, and of all schemas and descriptions together.
 MAX_TOOLS: Final = 128
-MAX_TOOL_NAME: Final = 64
+MAX_TOOL_NAME: Final = 128
 MAX_TOOL_CHARS: Final = 262_144
 #: Characters of `template_options` as JSON.
 MAX_TEMPLATE_OPTION_CHARS: Final = 65_536

@@ -22,6 +22,7 @@ from asyncinfer.scheduler import RunnerSpec, check_fits
 from asyncinfer.server import body
 from asyncinfer.testing import FakeModel
 from asyncinfer.text import compiled_template, messages, render_budget, tokenizer
+from asyncinfer.tools import ChatOptions
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference.md"
 
@@ -62,6 +63,10 @@ def nested(levels: int) -> dict[str, Any]:
 
 def arguments(value: Any) -> object:
     return SamplingParams(sampler="mirostat", sampler_args=value)
+
+
+def tool_name(value: Any) -> object:
+    return ChatOptions.of([{"name": value}], None, True, None, False)
 
 
 def chat(prompt: Any) -> object:
@@ -153,6 +158,7 @@ BOUNDS: dict[str, tuple[Attempt, Any, Any]] = {
         "x" * 256,
         "x" * 257,
     ),
+    "tools[0].name": (tool_name, "x" * 128, "x" * 129),
     "priority": (request_option("priority"), 2**31 - 1, 2**31),
     "priority, low": (request_option("priority"), -(2**31) + 1, -(2**31)),
     "deadline": (request_option("deadline"), 1e9, 1e9 + 1),

@@ -222,7 +222,7 @@ async def test_tools_of_every_kind(open_engine: OpenEngine) -> None:
     [
         ({"tools": "f"}, "tools='f': must be a list"),
         ({"tools": [3]}, "tools[0]=3: must be a function"),
-        ({"tools": [{"name": "a b"}]}, "tools[0].name='a b': must be 1 to 64"),
+        ({"tools": [{"name": "a b"}]}, "tools[0].name='a b': must be 1 to 128"),
         ({"tools": [{"name": "f"}] * 2}, "tools[1].name='f': is the name of another tool"),
         ({"tools": [{"name": "f", "parameters": {"type": "array"}}]}, "must be 'object'"),
         ({"tools": [{"name": "f"}], "tool_choice": "g"}, "tool_choice='g': must be one of"),
