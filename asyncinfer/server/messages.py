@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from asyncinfer.chunk import Chunk, Completion, ToolCallDelta, Usage
+from asyncinfer.chunk import Chunk, Completion, ToolCall, ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.anthropic_prompts import anthropic_chat
 from asyncinfer.server.call import Call
@@ -14,7 +14,7 @@ from asyncinfer.server.fields import MESSAGES, check_fields, field_list, flag, o
 from asyncinfer.server.models import Model, Models
 from asyncinfer.server.offload import offload
 from asyncinfer.server.prompts import response_format
-from asyncinfer.server.usage import LastCall, begun_before, request_options
+from asyncinfer.server.usage import WHOLE_INTERVAL, LastCall, begun_before, request_options
 
 __all__ = ["NAMES", "Messages"]
 
@@ -125,28 +125,51 @@ class _Answer:
         self._block: str | None = None
         self._blocks = 0
         self._last = LastCall()
+        #: The content blocks of an answer that is sent as a whole, each with its texts.
+        self._kept: list[tuple[dict[str, Any], list[str]]] | None = None
 
     async def whole(self, chat: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._options.get("tools"):
+            # A completion does not tell what was said before which call.
+            self._kept = []
+            self._options.setdefault("stream_interval", WHOLE_INTERVAL)
+            stopped, usage = await self._read(chat)
+            return {**self._message(self._content(), usage), **stopped}
         done = await self._model.engine.generate(chat, **self._options)
-        self._last.add(done.tool_calls)
         text, thinking, reason, stop = self._end(done, done.finish_reason)
         content: list[dict[str, Any]] = []
         if thinking:
             content.append({"type": "thinking", "thinking": thinking, "signature": ""})
-        if text or not done.tool_calls:
-            content.append({"type": "text", "text": text})
-        for each in done.tool_calls:
-            arguments = each.parsed if isinstance(each.parsed, dict) else {}
-            call = {"type": "tool_use", "id": each.id, "name": each.name, "input": arguments}
-            content.append(call)
+        content.append({"type": "text", "text": text})
         return {**self._message(content, _usage(done.usage)), **_stopped(reason, stop)}
 
+    def _content(self) -> list[dict[str, Any]]:
+        """The blocks that were kept."""
+        content = []
+        for block, parts in self._kept or ():
+            text = "".join(parts)
+            if block["type"] == "tool_use":
+                arguments = ToolCall(block["id"], block["name"], text).parsed
+                content.append({**block, "input": arguments if isinstance(arguments, dict) else {}})
+            else:
+                content.append({**block, block["type"]: text})
+        if all(block["type"] == "thinking" for block in content):
+            content.append({"type": "text", "text": ""})
+        return content
+
     async def send(self, chat: list[dict[str, Any]]) -> None:
+        stopped, usage = await self._read(chat)
+        self._event("message_delta", delta=stopped, usage=usage)
+        self._event("message_stop")
+        await self._call.end()
+
+    async def _read(self, chat: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Make the blocks, with their events. Returns why the answer ended, and what it took."""
         engine, call = self._model.engine, self._call
         reason, stop = "end_turn", None
         async with engine.stream(chat, **self._options) as stream:
             async for chunk in stream:
-                if not call.begun:
+                if self._kept is None and not call.begun:
                     # How much of the prompt was cached is known only at the end.
                     usage = _usage(Usage(prompt_tokens=stream.prompt_tokens or 0))
                     message = {**self._message([], usage), **_stopped(None, None)}
@@ -160,18 +183,16 @@ class _Answer:
                     text, thinking, reason, stop = self._end(chunk, chunk.finish_reason)
                 if thinking:
                     delta = {"type": "thinking_delta", "thinking": thinking}
-                    self._delta("thinking", {"thinking": "", "signature": ""}, delta)
+                    self._delta("thinking", {"thinking": "", "signature": ""}, delta, thinking)
                 if text:
-                    self._delta("text", {"text": ""}, {"type": "text_delta", "text": text})
+                    delta = {"type": "text_delta", "text": text}
+                    self._delta("text", {"text": ""}, delta, text)
                 for each in calls[more:]:
                     self._call_delta(each)
                 if call.is_due(stream.ready):
                     await call.flush()
             self._close()
-            told = _usage(stream.usage or Usage())
-            self._event("message_delta", delta=_stopped(reason, stop), usage=told)
-        self._event("message_stop")
-        await call.end()
+            return _stopped(reason, stop), _usage(stream.usage or Usage())
 
     def _message(self, content: list[Any], usage: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -208,19 +229,23 @@ class _Answer:
             # Each call is a block of its own, also directly after another call.
             self._close()
             empty: dict[str, Any] = {"id": each.id, "name": each.name, "input": {}}
-            self._delta("tool_use", empty, {"type": "input_json_delta", "partial_json": ""})
+            self._delta("tool_use", empty, {"type": "input_json_delta", "partial_json": ""}, "")
         if each.arguments:
             delta = {"type": "input_json_delta", "partial_json": each.arguments}
-            self._delta("tool_use", {}, delta)
+            self._delta("tool_use", {}, delta, each.arguments)
 
-    def _delta(self, kind: str, empty: dict[str, Any], delta: dict[str, Any]) -> None:
-        """Send more of a content block of this type; the first delta opens the block with
-        `empty`."""
+    def _delta(self, kind: str, empty: dict[str, Any], delta: dict[str, Any], text: str) -> None:
+        """Send or keep more of a content block of this type; the first delta opens the block with
+        `empty`. `text` is what the delta adds."""
         if self._block != kind:
             self._close()
             self._block = kind
             block = {"type": kind, **empty}
+            if self._kept is not None:
+                self._kept.append((block, []))
             self._event("content_block_start", index=self._blocks, content_block=block)
+        if self._kept is not None:
+            self._kept[-1][1].append(text)
         self._event("content_block_delta", index=self._blocks, delta=delta)
 
     def _close(self) -> None:
@@ -231,7 +256,8 @@ class _Answer:
             self._blocks += 1
 
     def _event(self, kind: str, **fields: Any) -> None:
-        self._call.event({"type": kind, **fields}, kind)
+        if self._kept is None:
+            self._call.event({"type": kind, **fields}, kind)
 
 
 def _stopped(reason: str | None, stop: str | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from asyncinfer.server.body import SMALL, offload_large
 from asyncinfer.server.call import Call
 from asyncinfer.server.logprobs import chat_logprobs, scored_bytes
 from asyncinfer.server.models import Model
-from asyncinfer.server.usage import LastCall, begun_before
+from asyncinfer.server.usage import WHOLE_INTERVAL, LastCall, begun_before
 
 __all__ = ["ResponseAnswer"]
 
@@ -29,6 +29,8 @@ class ResponseAnswer:
         self._call = call
         self._model = model
         self._options = options
+        #: Whether there are events.
+        self._sends = True
         self._events = 0
         #: About the bytes of the events to come.
         self._size = 0
@@ -42,27 +44,38 @@ class ResponseAnswer:
         self._open = False
 
     async def whole(self, chat: list[dict[str, Any]]) -> None:
-        done = await self._model.engine.generate(chat, **self._options)
-        size = scored_bytes(self._options, done.usage)
-        await self._call.made(size, partial(self._whole, done))
+        if self._options.get("tools"):
+            # A completion does not tell what was said before which call.
+            self._sends = False
+            self._options.setdefault("stream_interval", WHOLE_INTERVAL)
+            reason, usage = await self._read(chat)
+            make = partial(self._ended, reason, usage)
+        else:
+            done = await self._model.engine.generate(chat, **self._options)
+            make, usage = partial(self._whole, done), done.usage
+        await self._call.made(scored_bytes(self._options, usage), make)
 
     def _whole(self, done: Completion) -> dict[str, Any]:
         if done.reasoning:
             self._items.append({**self._item("reasoning"), "content": [_thought(done.reasoning)]})
-        if done.text or not done.tool_calls:
-            content = [_said(done.text, self._scores(done.logprobs))]
-            self._items.append({**self._item("message"), "content": content})
-        self._last.add(done.tool_calls)
-        for each in done.tool_calls:
-            function = {"call_id": each.id, "name": each.name, "arguments": each.arguments}
-            self._items.append({**self._item("function_call"), **function})
+        content = [_said(done.text, self._scores(done.logprobs))]
+        self._items.append({**self._item("message"), "content": content})
         return self._response(done.finish_reason, done.usage)
 
     async def send(self, chat: list[dict[str, Any]]) -> None:
+        reason, usage = await self._read(chat)
+        # Four of the last events have all logprobs.
+        self._size = 4 * scored_bytes(self._options, usage)
+        await offload_large(self._size, partial(self._finish, reason), usage)
+        await self._call.end()
+
+    async def _read(self, chat: list[dict[str, Any]]) -> tuple[str, Usage]:
+        """Make the items, with their events but for the last. Returns why the answer ended, and
+        what it took."""
         reason = "stop"
         async with self._model.engine.stream(chat, **self._options) as stream:
             async for chunk in stream:
-                if not self._call.begun:
+                if self._sends and not self._call.begun:
                     begun = {**self._head(), "status": "in_progress", "output": [], "usage": None}
                     self._event("created", response=begun)
                     self._event("in_progress", response=begun)
@@ -86,20 +99,20 @@ class ResponseAnswer:
                 if self._call.is_due(stream.ready):
                     await self._call.flush()
                 reason = chunk.finish_reason or reason
-            usage = stream.usage or Usage()
-        # Four of the last events have all logprobs.
-        self._size = 4 * scored_bytes(self._options, usage)
-        await offload_large(self._size, partial(self._finish, reason), usage)
-        await self._call.end()
+            return reason, stream.usage or Usage()
 
     def _finish(self, reason: str, usage: Usage) -> None:
         """The last events."""
+        response = self._ended(reason, usage)
+        self._event(response["status"], response=response)
+
+    def _ended(self, reason: str, usage: Usage) -> dict[str, Any]:
+        """The response to an answer that was read to its end."""
         if not self._items:
             self._part("message", _said("", []))
             self._items[-1]["content"][0]["logprobs"] += self._scored
         self._close(self._status(reason))
-        response = self._response(reason, usage)
-        self._event(response["status"], response=response)
+        return self._response(reason, usage)
 
     @property
     def _saying(self) -> bool:
@@ -239,6 +252,8 @@ class ResponseAnswer:
         }
 
     def _event(self, kind: str, **fields: Any) -> None:
+        if not self._sends:
+            return
         name = f"response.{kind}"
         told = {"type": name, "sequence_number": self._events, **fields}
         self._call.event(told, name, large=self._size > SMALL)

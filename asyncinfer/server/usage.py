@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from asyncinfer.chunk import ToolCall, ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
@@ -13,6 +13,7 @@ from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.models import Model
 
 __all__ = [
+    "WHOLE_INTERVAL",
     "ChoiceEvents",
     "LastCall",
     "begun_before",
@@ -22,6 +23,11 @@ __all__ = [
     "usage_of",
     "wants_usage",
 ]
+
+
+#: Tokens of a chunk, where an answer is read for the order of its parts: a call has more of them,
+#: so that no chunk has text on both sides of one.
+WHOLE_INTERVAL: Final = 8
 
 
 class LastCall:

@@ -44,6 +44,53 @@ async def test_a_call_ends_before_the_text_after_it(interval: int) -> None:
         assert "".join(parts) == '{"a": 1}'
 
 
+async def test_a_whole_answer_is_in_the_order_of_the_events() -> None:
+    said = f"Sure.\n{CALL}\nNow wait.\n{CALL.replace('1', '2')}\n{CALL}"
+    async with Engine(ScriptedModel([said] * 4)) as engine:
+        app = create_app(engine)
+        # Which cuts the last call short.
+        most = len(engine.tokenizer.encode(said.removesuffix("}}\n</tool_call>")))
+        body: dict[str, Any] = {"tools": [{"type": "function", **TOOL}], "max_output_tokens": most}
+        body["input"] = "hi"
+        whole = (await ask(app, "/v1/responses", body)).json
+        last = (await ask(app, "/v1/responses", {**body, "stream": True})).events[-1]["response"]
+        for output in (whole["output"], last["output"]):
+            kinds = ["message", "function_call", "message", "function_call", "function_call"]
+            assert [item.pop("type") for item in output] == kinds
+            for item in output:
+                item.pop("id")
+                item.pop("call_id", None)
+        assert whole["output"] == last["output"]
+        assert whole["usage"]["output_tokens"] == last["usage"]["output_tokens"]
+
+        tools = [{"name": "add", "input_schema": TOOL["parameters"]}]
+        body = {"messages": CHAT, "tools": tools, "max_tokens": most}
+        whole = (await ask(app, "/v1/messages", body)).json
+        events = (await ask(app, "/v1/messages", {**body, "stream": True})).events
+        assert [
+            (each["type"], each.get("text", each.get("input"))) for each in whole["content"]
+        ] == [
+            ("text", "Sure."),
+            ("tool_use", {"a": 1}),
+            ("text", "Now wait."),
+            ("tool_use", {"a": 2}),
+            ("tool_use", {}),
+        ]
+        begun = [each["content_block"]["type"] for each in events if "content_block" in each]
+        assert [each["type"] for each in whole["content"]] == begun
+        assert whole["stop_reason"] == events[-2]["delta"]["stop_reason"]
+        assert whole["usage"]["output_tokens"] == events[-2]["usage"]["output_tokens"]
+
+
+@pytest.mark.parametrize("tools", [[], [{"name": "add", "input_schema": {"type": "object"}}]])
+async def test_a_message_of_nothing_has_an_empty_text(tools: list[Any]) -> None:
+    async with Engine(ScriptedModel([Said("", reasoning="hm")])) as engine:
+        body = {"messages": CHAT, "tools": tools, "max_tokens": 99}
+        content = (await ask(create_app(engine), "/v1/messages", body)).json["content"]
+        assert [each["type"] for each in content] == ["thinking", "text"]
+        assert (content[0]["thinking"], content[1]["text"]) == ("hm", "")
+
+
 @pytest.mark.parametrize("reasoning", ["", "hmm"])
 async def test_logprobs_open_no_message(reasoning: str) -> None:
     async with Engine(ScriptedModel([Said("Hi", reasoning=reasoning)] * 2)) as engine:
