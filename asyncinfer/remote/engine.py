@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any, Final
+from typing import Any
 
 import anyio
 
-from asyncinfer.bounds import MAX_BUFFER
 from asyncinfer.checks import check_seconds, checking_config
 from asyncinfer.chunk import Completion
 from asyncinfer.engine import (
@@ -23,29 +23,17 @@ from asyncinfer.engine import (
     Session,
     open_session,
 )
-from asyncinfer.engine.options import RequestOptions
-from asyncinfer.errors import DeadlineExceeded, InvalidConfig, InvalidRequest
+from asyncinfer.errors import DeadlineExceeded, InvalidConfig
 from asyncinfer.params import SamplingParams
 from asyncinfer.remote.dispatcher import Dispatcher
 from asyncinfer.remote.hold import RemoteHold, RemoteMessages
 from asyncinfer.remote.link import Link
+from asyncinfer.remote.options import check_names, read_params, time_left
 from asyncinfer.remote.router import Routing
 from asyncinfer.remote.stream import GRACE, RemoteStream
 from asyncinfer.stats import EngineHealth, EngineStats
-from asyncinfer.suggestions import suggestion
-from asyncinfer.tools import ChatOptions
 
 __all__ = ["RemoteEngine"]
-
-_SAMPLING: Final = frozenset(field.name for field in dataclasses.fields(SamplingParams))
-#: Further options of `Engine.stream`.
-_OPTIONS: Final = frozenset(
-    (
-        *("params", "priority", "deadline", "cache_scope", "buffer", "on_full", "stream_interval"),
-        *("tools", "tool_choice", "parallel_tool_calls", "template_options"),
-        *("continue_final_message", "prediction", "adapter"),
-    )
-)
 
 
 class RemoteEngine:
@@ -110,7 +98,7 @@ class RemoteEngine:
     def stream(self, prompt: Any, *, session: str | None = None, **options: Any) -> RemoteStream:
         """As `Engine.stream`, with its options. Requests of one `session` go to one replica, as far
         as its load allows. Raises `InvalidRequest` for bad options here."""
-        params = self._params(options)
+        params = read_params(options)
         hold = prompt.hold if isinstance(prompt, RemoteMessages) else None
         if hold is not None and session is None:
             session = hold.held.name
@@ -177,12 +165,12 @@ class RemoteEngine:
         options: dict[str, Any] = {"cache_scope": cache_scope, "adapter": adapter, "tools": tools}
         options |= {"template_options": template_options, "priority": priority}
         options["deadline"] = deadline
-        self._params(options)
+        read_params(options)
         self._dispatcher.check_open()
         hold = RemoteHold(self._dispatcher, ttl)
 
         async def compute() -> int:
-            return int(await self._call("pin", prompt, [prompt, options], options, hold))
+            return int(await self._call("pin", prompt, [prompt], options, hold))
 
         return Pin(compute, hold)
 
@@ -233,42 +221,10 @@ class RemoteEngine:
     def _next_id(self) -> str:
         return f"{self._prefix}-{next(self._numbers)}"
 
-    def _params(self, options: Mapping[str, Any]) -> SamplingParams:
-        """The sampling options of a request, checked before it is sent. Raises `InvalidRequest`."""
-        known = _SAMPLING | _OPTIONS
-        for name in options.keys() - known:
-            near = suggestion(name, sorted(known | {"session"}))
-            raise InvalidRequest(name, options[name], f"is no option of a request{near}")
-        if options.get("adapter") is not None:
-            raise InvalidRequest("adapter", options["adapter"], "is not there for replicas")
-        said = {name: value for name, value in options.items() if value is not None}
-        RequestOptions(
-            priority=options.get("priority", 0),
-            chat=ChatOptions.of(
-                options.get("tools"),
-                options.get("tool_choice"),
-                options.get("parallel_tool_calls", True),
-                options.get("template_options"),
-                options.get("continue_final_message", False),
-            ),
-            deadline=said.get("deadline"),
-            cache_scope=options.get("cache_scope", ""),
-            buffer=said.get("buffer", MAX_BUFFER),
-            on_full=said.get("on_full", "pause"),
-            stream_interval=options.get("stream_interval", 1),
-            prediction=said.get("prediction"),
-        )
-        sampling = {name: value for name, value in options.items() if name in _SAMPLING}
-        given = options.get("params")
-        if given is None:
-            return SamplingParams(**sampling)
-        if not isinstance(given, SamplingParams):
-            raise InvalidRequest("params", given, "must be SamplingParams")
-        return dataclasses.replace(given, **sampling) if sampling else given
-
     async def _whole(self, method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        check_names(method, options)
         prompt = args[0] if isinstance(args[0], str) else ""
-        return await self._call("whole", prompt, [method, args, options], options)
+        return await self._call("whole", prompt, [method, args], options)
 
     async def _call(
         self,
@@ -281,13 +237,18 @@ class RemoteEngine:
         """The whole answer of another method, from a replica that suits the prompt."""
         dispatcher, request_id = self._dispatcher, self._next_id()
         deadline = options.get("deadline")
-        left = None if deadline is None else check_seconds("deadline", deadline) + GRACE
+        if deadline is not None:
+            deadline = time.monotonic() + check_seconds("deadline", deadline)
         route = await dispatcher.route(prompt, options, None)
         try:
+            left = None
+            if deadline is not None:
+                left = time_left(deadline, request_id)
+                options = {**options, "deadline": left}
             held = () if hold is None else (hold.at(route),)
-            call = dispatcher.call(route, method, request_id, *args, *held)
+            call = dispatcher.call(route, method, request_id, *args, options, *held)
             try:
-                await asyncio.wait([call], timeout=left)
+                await asyncio.wait([call], timeout=None if left is None else left + GRACE)
                 if not call.done():
                     raise DeadlineExceeded(f"{request_id}: the replica did not end it in time")
             finally:

@@ -16,6 +16,7 @@ from asyncinfer.errors import DeadlineExceeded, EngineClosed, StreamBusy
 from asyncinfer.remote.dispatcher import Dispatcher
 from asyncinfer.remote.hold import RemoteHold
 from asyncinfer.remote.link import Begun, SentChunk, Taken
+from asyncinfer.remote.options import time_left
 from asyncinfer.remote.router import Route
 from asyncinfer.structured_output import AnswerReader
 from asyncinfer.tools import MessageDelta
@@ -155,10 +156,7 @@ class RemoteStream:
                 self._until = time.monotonic() + deadline + GRACE
             self._route = await self._dispatcher.route(self._prompt, self._options, self._session)
             if self._until is not None:
-                # The replica counts the deadline from the request's arrival.
-                left = self._options["deadline"] = self._until - GRACE - time.monotonic()
-                if left <= 0.0:
-                    raise DeadlineExceeded(f"{self.request_id}: its deadline passed on the way")
+                self._options["deadline"] = time_left(self._until - GRACE, self.request_id)
         if not self._begun:
             prompt, held = self._prompt, None
             if isinstance(prompt, SpokenMessages):
