@@ -226,12 +226,14 @@ class Dispatcher:
         task.add_done_callback(lambda _: self.end(route))
         return task
 
-    def drop(self, route: Route, request_id: str) -> None:
-        """`abort` from any thread, for finalizers."""
+    def drop(self, route: Route, request_id: str, call: asyncio.Task[Any] | None) -> None:
+        """`abort` from any thread, for finalizers. Nobody waits for the request's `call`."""
+        if call is not None:
+            self._soon(call.cancel)
         self._soon(self.abort, route, request_id)
 
     def post(self, route: Route, method: str, *args: Any) -> None:
-        """`send` from any thread, for finalizers. Does nothing for a replica that was closed."""
+        """`send` from any thread. Does nothing for a replica that was closed."""
         if route.replica in self._links:
             self._soon(self.send, route, method, *args)
 

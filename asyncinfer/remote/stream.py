@@ -75,14 +75,18 @@ class RemoteStream:
     async def __aenter__(self) -> RemoteStream:
         try:
             await self._read(self._start())
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             # Without `__aexit__`, nobody else aborts the request.
-            self._abort()
+            self._forget()
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is GeneratorExit:
+            # The task's coroutine is closed, perhaps by a finalizer: nothing can be awaited.
+            self._forget()
+        else:
+            await self.aclose()
 
     def __aiter__(self) -> RemoteStream:
         return self
@@ -99,10 +103,10 @@ class RemoteStream:
         return bool(self._pieces) or self._ended
 
     def stop(self) -> None:
-        """End the answer politely: see `Stream.stop`."""
+        """End the answer politely, from any thread: see `Stream.stop`."""
         self._stopped = True
         if self._route is not None and not self._ended:
-            self._dispatcher.send(self._route, "stop", self.request_id)
+            self._dispatcher.post(self._route, "stop", self.request_id)
 
     async def aclose(self) -> None:
         """Abort, and wait for the replica's confirmation, five seconds at most. A second call does
@@ -122,9 +126,22 @@ class RemoteStream:
             return None
         return self._dispatcher.abort(self._route, self.request_id)
 
+    def _forget(self) -> bool:
+        """`_abort` without waiting, as a finalizer must, on any thread. Whether there was anything
+        to abort."""
+        ended, self._ended = self._ended, True
+        self._pieces.clear()
+        if ended or self._route is None:
+            return False
+        self._dispatcher.drop(self._route, self.request_id, self._call)
+        return True
+
     async def _whole(self) -> Completion:
         try:
             return await self._read(self._finish())
+        except GeneratorExit:
+            self._forget()
+            raise
         finally:
             # Cancelled: nobody else holds the awaited stream.
             await self.aclose()
@@ -137,7 +154,7 @@ class RemoteStream:
         self._reading = True
         try:
             return await work
-        except (asyncio.CancelledError, StopAsyncIteration):
+        except (asyncio.CancelledError, GeneratorExit, StopAsyncIteration):
             raise
         except BaseException as error:
             self._end(error)
@@ -176,29 +193,33 @@ class RemoteStream:
             if self._ended and self._begun:
                 raise self._error or StopAsyncIteration
             route = await self._start()
-            taken: Taken = await self._ask(route, "take")
-            self._dispatcher.router.started(route)
-            if taken.done is not None:
-                self._finished(taken.done)
+            if await self._take(route) is not None:
                 raise StopAsyncIteration
-            self._pieces.extend(taken.pieces)
         return self._chunk(self._pieces.popleft())
 
     async def _finish(self) -> Completion:
         if self._done is not None:
             return self._done
         route = await self._start()
-        if self._call is not None:
-            # A `take` whose reader was cancelled: the whole answer includes its chunks.
-            await self._ask(route, "take")
+        # A `take` whose reader was cancelled. A replica knows no stream whose end it has told.
+        if self._call is not None and (told := await self._take(route)) is not None:
+            return told
         done: Completion = await self._ask(route, "finish")
         self._dispatcher.router.started(route)
-        self._finished(done)
-        return done
+        return self._finished(done)
 
-    def _finished(self, done: Completion) -> None:
+    async def _take(self, route: Route) -> Completion | None:
+        """Take the chunks that are there. Returns the whole answer once there are no more."""
+        taken: Taken = await self._ask(route, "take")
+        self._dispatcher.router.started(route)
+        self._pieces.extend(taken.pieces)
+        return None if taken.done is None else self._finished(taken.done)
+
+    def _finished(self, done: Completion) -> Completion:
         self._done, self.usage, self.timings = done, done.usage, done.timings
+        self._pieces.clear()
         self._end(None)
+        return done
 
     async def _ask(self, route: Route, method: str, *args: Any) -> Any:
         """The replica's answer to this call, or to the call that is running already."""
@@ -238,9 +259,7 @@ class RemoteStream:
 
     def __del__(self) -> None:
         # A stream whose constructor raised has no route.
-        route = getattr(self, "_route", None)
-        if route is not None and not self._ended:
-            self._dispatcher.drop(route, self.request_id)
+        if hasattr(self, "_route") and self._forget():
             warnings.warn(
                 f"{self.request_id} was dropped before its end; close it, as `with` does",
                 ResourceWarning,
