@@ -29,7 +29,7 @@ MOST = {
     "plugins": 1_442,
     "protocols": 700,
     "quantization": 2_848,
-    "remote": 1_674,
+    "remote": 1_743,
     "runner": 4_665,
     "samplers": 420,
     "sampling": 2_254,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import anyio
 
 from asyncinfer.cache import BlockHasher
-from asyncinfer.errors import AsyncInferError, EngineClosed, InvalidConfig
+from asyncinfer.errors import EngineClosed, InvalidConfig
 from asyncinfer.remote.link import Introduction, Link, News, ReplicaLost
+from asyncinfer.remote.outbox import Outbox
 from asyncinfer.remote.prompt_keys import PromptKeys
-from asyncinfer.remote.router import Route, Router, Routing
+from asyncinfer.remote.router import Place, Route, Router, Routing
 
 __all__ = ["Dispatcher"]
 
@@ -46,12 +47,13 @@ class Dispatcher:
         self._links: dict[str, Link] = {}
         self._leaving: dict[str, Leaving] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._sending: set[asyncio.Task[None]] = set()
+        self._outbox = Outbox()
+        #: What is known of replicas that are lost, and may be back.
+        self._away: dict[str, Place] = {}
         #: Calls of requests that wait for a replica's answer, by the replica's name.
         self._waiting: dict[str, set[asyncio.Task[Any]]] = {}
-        #: Replicas that are opening, by the task that waits for each.
-        self._opening: dict[asyncio.Task[Introduction], Link] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        #: Names and links of replicas that are opening, by the task that waits for each.
+        self._opening: dict[asyncio.Task[Introduction], tuple[str, Link]] = {}
         self._first: Introduction | None = None
         self._closed = False
         self._keys: PromptKeys | None = None
@@ -68,26 +70,33 @@ class Dispatcher:
             raise EngineClosed("the engine is not open: no replica has introduced itself")
         return self._first
 
+    def open(self) -> None:
+        """Let replicas be added, also after a `close`."""
+        self._closed = False
+
     async def add(self, name: str, link: Link) -> None:
         """Add a replica once it is open. Raises what keeps it from opening, and `EngineClosed` if
         `close` does."""
-        if name in self._links:
+        if name in self._links or any(name == other for other, _ in self._opening.values()):
             raise InvalidConfig("replica", name, "is there already")
-        self._loop = asyncio.get_running_loop()
+        if self._closed:
+            raise EngineClosed("the engine is closed")
+        self._outbox.opened()
         opening: asyncio.Task[Introduction] = asyncio.ensure_future(link.call("introduce"))
-        self._opening[opening] = link
+        self._opening[opening] = name, link
         try:
             told = await opening
-            self._admit(name, told)
+            # `close` may have come in the turn in which it opened.
+            if opening in self._opening:
+                self._admit(name, told)
         except BaseException:
-            if opening not in self._opening:
-                raise EngineClosed(f"{name}: closed while it was opening") from None
-            # The replica may be open already, or open later.
-            self._tell(link, "close", 0.0)
-            raise
-        finally:
-            self._opening.pop(opening, None)
-        self._links[name], self._closed = link, False
+            if self._opening.pop(opening, None) is not None:
+                # The replica may be open already, or open later.
+                self._tell(link, "close", 0.0)
+                raise
+        if self._opening.pop(opening, None) is None:
+            raise EngineClosed(f"{name}: closed while it was opening")
+        self._links[name] = link
         self._tasks[name] = asyncio.create_task(self._watch(name, link, told.life))
 
     async def remove(self, name: str, drain_timeout: float | None) -> None:
@@ -107,7 +116,7 @@ class Dispatcher:
             self._keys.close()
             self._keys = None
         opening, self._opening = self._opening, {}
-        for task, link in opening.items():
+        for task, (_, link) in opening.items():
             task.cancel()
             self._tell(link, "close", 0.0)
         leaving = [self._leaving.get(name) or self._leave(name) for name in self._links]
@@ -115,11 +124,10 @@ class Dispatcher:
         for each in leaving:
             with suppress(ReplicaLost):
                 await each.task
-        if self._sending:
-            await asyncio.wait(self._sending)
+        await self._outbox.emptied()
 
     def _leave(self, name: str) -> Leaving:
-        place, hurry = self.router.left(name), asyncio.Event()
+        place, hurry = self.router.left(name) or self._away.get(name), asyncio.Event()
         if place is None or not place.requests:
             hurry.set()
         leaving = Leaving(hurry, asyncio.create_task(self._remove(name, hurry)))
@@ -149,7 +157,7 @@ class Dispatcher:
         await asyncio.wait([task])
         link = self._links.pop(name)
         waiting = self._waiting.pop(name, set())
-        for known in (self.lost, self.news, self.limits):
+        for known in (self.lost, self.news, self.limits, self._away):
             known.pop(name, None)
         try:
             async with asyncio.timeout(SILENT):
@@ -215,10 +223,7 @@ class Dispatcher:
         return self._tell(self._links.get(route.replica), method, *args)
 
     def _tell(self, link: Link | None, method: str, *args: Any) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(_sent(link, method, *args))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
-        return task
+        return self._outbox.tell(link, SILENT, method, *args)
 
     def abort(self, route: Route, request_id: str) -> asyncio.Task[None]:
         """End a request at its replica. It counts as running there until the replica confirms."""
@@ -229,17 +234,13 @@ class Dispatcher:
     def drop(self, route: Route, request_id: str, call: asyncio.Task[Any] | None) -> None:
         """`abort` from any thread, for finalizers. Nobody waits for the request's `call`."""
         if call is not None:
-            self._soon(call.cancel)
-        self._soon(self.abort, route, request_id)
+            self._outbox.soon(call.cancel)
+        self._outbox.soon(self.abort, route, request_id)
 
     def post(self, route: Route, method: str, *args: Any) -> None:
         """`send` from any thread. Does nothing for a replica that was closed."""
         if route.replica in self._links:
-            self._soon(self.send, route, method, *args)
-
-    def _soon(self, call: Callable[..., object], *args: Any) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *args)
+            self._outbox.soon(self.send, route, method, *args)
 
     async def _watch(self, name: str, link: Link, life: str) -> None:
         while True:
@@ -250,6 +251,7 @@ class Dispatcher:
                     # A restarted replica reports the cache of its new life. It gets requests once
                     # it is open.
                     self.router.left(name)
+                    self._away.pop(name, None)
                     self.lost[name] = ReplicaLost("it has begun anew, and is opening")
                     # The last life of the replica never answers these calls.
                     _cancel(self._waiting.get(name, ()))
@@ -257,16 +259,20 @@ class Dispatcher:
                         told = await link.call("introduce")
                     self._admit(name, told)
                     life = told.life
+                elif (place := self._away.pop(name, None)) and name not in self._leaving:
+                    # Its requests went on meanwhile.
+                    self.router.back(place)
             except Exception as error:  # After any error the replica serves no requests.
-                self.router.left(name)
+                if (place := self.router.left(name)) is not None:
+                    self._away[name] = place
+                # A single call may fail; a replica that fails twice holds nobody up.
+                if name in self._leaving and name in self.lost:
+                    self._leaving[name].hurry.set()
                 self.lost[name] = error
                 if isinstance(error, TimeoutError):
                     # A link that knows it is broken fails its calls itself. A silent one may never
                     # do so.
                     _cancel(self._waiting.get(name, ()))
-                if name in self._leaving:
-                    self._leaving[name].hurry.set()
-                life = ""
                 await asyncio.sleep(RETRY)
                 continue
             self.lost.pop(name, None)
@@ -283,14 +289,6 @@ class Dispatcher:
         self.limits[name] = told.max_requests
         if name not in self._leaving:
             self.router.joined(name, told.max_requests)
-
-
-async def _sent(link: Link | None, method: str, *args: Any) -> None:
-    """Call a method of a replica. Does nothing if the replica is gone."""
-    with suppress(AsyncInferError, TimeoutError):
-        if link is not None:
-            async with asyncio.timeout(SILENT):
-                await link.call(method, *args)
 
 
 def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -23,7 +23,7 @@ from asyncinfer.engine import (
     Session,
     open_session,
 )
-from asyncinfer.errors import DeadlineExceeded, InvalidConfig
+from asyncinfer.errors import DeadlineExceeded, EngineClosed, InvalidConfig
 from asyncinfer.params import SamplingParams
 from asyncinfer.remote.dispatcher import Dispatcher
 from asyncinfer.remote.hold import RemoteHold, RemoteMessages
@@ -55,11 +55,24 @@ class RemoteEngine:
         if not links:
             raise InvalidConfig("links", links, "must name a replica at least")
         self._links = dict(links)
+        self._entered = False
         # Request ids are unique, since replicas may have other callers before and after this one.
         self._prefix, self._numbers = f"req-{secrets.token_hex(4)}", count(1)
 
     async def __aenter__(self) -> RemoteEngine:
-        """Open all replicas. Raises what keeps one of them from opening."""
+        """Open all replicas, once. Raises what keeps one of them from opening."""
+        if self._entered:
+            raise EngineClosed("an engine is opened once; make another")
+        self._entered = True
+        try:
+            await self._open()
+        except BaseException:
+            self._entered = False
+            raise
+        return self
+
+    async def _open(self) -> None:
+        self._dispatcher.open()
         try:
             async with asyncio.TaskGroup() as group:
                 for name, link in self._links.items():
@@ -71,7 +84,6 @@ class RemoteEngine:
             with anyio.CancelScope(shield=True):
                 await self.aclose(drain_timeout=0.0)
             raise
-        return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.aclose(drain_timeout=None if kind is None else 0.0)

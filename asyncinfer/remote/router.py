@@ -124,6 +124,13 @@ class Router:
         """Send a replica no more requests. Returns what is known of it, if it was there."""
         return self._replicas.pop(replica, None)
 
+    def back(self, place: Place) -> None:
+        """Send a replica requests again, beside those that it still has. News of its cache may have
+        been lost, so nothing is known of that."""
+        place.held.clear()
+        place.computed.clear()
+        self._replicas[place.replica] = place
+
     def told(self, replica: str, changes: Iterable[tuple[bytes, bool]]) -> None:
         """Note a replica's news: keys, each with whether its prefix cache holds that block now."""
         known = self._replicas.get(replica)
