@@ -21,7 +21,7 @@ MOST = {
     "engine": 8_845,
     "files": 159,
     "grammar": 1_151,
-    "integrations": 1_658,
+    "integrations": 1_675,
     "kernels": 12_700,
     "layers": 2_368,
     "models": 10_426,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from asyncinfer.checks import check_choice, check_integer, checking_config
+from asyncinfer.errors import InvalidConfig
 from asyncinfer.remote import ROUTINGS, RemoteEngine, Replica, ReplicaLost, Routing
 
 try:
@@ -82,6 +84,7 @@ class RayEngine(RemoteEngine):
         self._make = ray.remote(Replica).options(max_concurrency=_CALLS, **chosen)
         self._made: dict[str, RayLink] = {}
         self._number = 0
+        self._scaling = asyncio.Lock()
         super().__init__(dict(self._new() for _ in range(replicas)), routing=routing)
 
     @property
@@ -96,27 +99,36 @@ class RayEngine(RemoteEngine):
 
     async def scale(self, replicas: int, *, drain_timeout: float | None = None) -> None:
         """Change the number of replicas. Lost ones go first, then the newest, once their requests
-        are done or `drain_timeout` seconds have passed. Raises as `add` and `remove` do."""
+        are done or `drain_timeout` seconds have passed. A second call waits for the first. Raises
+        as `add` and `remove` do."""
         with checking_config():
             check_integer("replicas", replicas, 1)
-        while len(self._made) < replicas:
-            name, link = self._new()
-            try:
-                await self.add(name, link)
-            except BaseException:
-                # The engine may have been closed meanwhile.
-                if self._made.pop(name, None) is link:
-                    ray.kill(link.actor)
-                raise
-        while len(self._made) > replicas:
-            lost = [name for name in self._made if name in self.lost]
-            name = (lost or [*self._made])[-1]
-            try:
-                # A lost replica cannot be asked to close.
-                with suppress(ReplicaLost):
-                    await self.remove(name, drain_timeout=drain_timeout)
-            finally:
-                ray.kill(self._made.pop(name).actor)
+        async with self._scaling:
+            while len(self._made) < replicas:
+                name, link = self._new()
+                try:
+                    await self.add(name, link)
+                except BaseException:
+                    self._end(name, link)
+                    raise
+            while len(self._made) > replicas:
+                lost = [name for name in self._made if name in self.lost]
+                await self.remove((lost or [*self._made])[-1], drain_timeout=drain_timeout)
+
+    async def remove(self, name: str, *, drain_timeout: float | None = None) -> None:
+        """See `RemoteEngine.remove`. The actor ends."""
+        link = self._made.get(name)
+        try:
+            # A lost replica cannot be asked to close.
+            with suppress(ReplicaLost):
+                await super().remove(name, drain_timeout=drain_timeout)
+        except InvalidConfig:
+            # It is still opening, or another call removes it.
+            link = None
+            raise
+        finally:
+            if link is not None:
+                self._end(name, link)
 
     async def aclose(self, *, drain_timeout: float | None = None) -> None:
         """Close and end all actors."""
@@ -125,6 +137,11 @@ class RayEngine(RemoteEngine):
         finally:
             while self._made:
                 ray.kill(self._made.popitem()[1].actor)
+
+    def _end(self, name: str, link: RayLink) -> None:
+        # `aclose` may have ended it.
+        if self._made.pop(name, None) is link:
+            ray.kill(link.actor)
 
     def _new(self) -> tuple[str, RayLink]:
         name = f"replica-{self._number}"
