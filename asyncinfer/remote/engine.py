@@ -96,8 +96,8 @@ class RemoteEngine:
         await self._dispatcher.close(drain_timeout)
 
     async def add(self, name: str, link: Link) -> None:
-        """Add one more replica. Raises what keeps it from opening, and `InvalidConfig` where it
-        differs from the others."""
+        """Add one more replica. Raises what keeps it from opening, `InvalidConfig` where it differs
+        from the others or one has its name, and `EngineClosed` once the engine is closed."""
         await self._dispatcher.add(name, link)
 
     async def remove(self, name: str, *, drain_timeout: float | None = None) -> None:
