@@ -18,10 +18,10 @@ MOST = {
     "cli": 3_007,
     "clients": 572,
     "doctor": 689,
-    "engine": 8_845,
+    "engine": 8_907,
     "files": 159,
-    "grammar": 1_151,
-    "integrations": 1_675,
+    "grammar": 1_165,
+    "integrations": 1_744,
     "kernels": 12_700,
     "layers": 2_368,
     "models": 10_426,
@@ -34,16 +34,16 @@ MOST = {
     "samplers": 420,
     "sampling": 2_254,
     "scheduler": 3_182,
-    "server": 3_393,
+    "server": 3_496,
     "speculation": 1_052,
     "telemetry": 600,
     "testing": 9_952,
-    "text": 3_468,
-    "tools": 2_582,
+    "text": 3_488,
+    "tools": 2_795,
     "weights": 3_165,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_396
+MOST_BESIDE = 2_398
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 MODULE = '''"""Of two lines.

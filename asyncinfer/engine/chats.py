@@ -12,7 +12,7 @@ from asyncinfer.engine.source import Loaded
 from asyncinfer.engine.spoken import SpokenMessages
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.text import ChatTemplate
-from asyncinfer.text.messages import joined
+from asyncinfer.text.messages import check_messages, joined
 from asyncinfer.tools import ChatOptions, MessageReader, ToolFamily, family_of, without_tools
 from asyncinfer.tools.delimiters import Delimiters
 
@@ -74,6 +74,8 @@ class Chats:
             if options.tools:
                 given["tools"] = [tool.definition for tool in options.tools]
             return write(messages)
+        # Checked as they were given, so that an error names its place there.
+        messages = check_messages(messages)
         try:
             return write(without_tools(messages, options.tools))
         except InvalidRequest:

@@ -1,4 +1,4 @@
-"""`Preparer` turns prompts into sequences. It refuses bad prompts, and options not for this model."""
+"""`Preparer` turns prompts into sequences, and refuses what is wrong with them."""
 
 from __future__ import annotations
 

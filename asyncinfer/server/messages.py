@@ -181,6 +181,7 @@ class _Answer:
                 self._last.add(calls)
                 if chunk.finish_reason is not None:
                     text, thinking, reason, stop = self._end(chunk, chunk.finish_reason)
+                thinking, text = self._begun("thinking", thinking), self._begun("text", text)
                 if thinking:
                     delta = {"type": "thinking_delta", "thinking": thinking}
                     self._delta("thinking", {"thinking": "", "signature": ""}, delta, thinking)
@@ -214,6 +215,10 @@ class _Answer:
         stops = sorted(stops, key=len, reverse=True)
         ends = [text, *(call.arguments for call in calls[-1:])] if text or calls else [thinking]
         for stop in stops:
+            # White space at its beginning may have parted it from what came before.
+            bare = stop.lstrip()
+            if bare != stop and text.lstrip() == bare:
+                return "", thinking, "stop_sequence", stop
             if any(end.endswith(stop) for end in ends):
                 thought = thinking if text or calls else thinking.removesuffix(stop)
                 return text.removesuffix(stop), thought, "stop_sequence", stop
@@ -233,6 +238,10 @@ class _Answer:
         if each.arguments:
             delta = {"type": "input_json_delta", "partial_json": each.arguments}
             self._delta("tool_use", {}, delta, each.arguments)
+
+    def _begun(self, kind: str, text: str) -> str:
+        """Text of this type. The white space that parts it from another block is no part of it."""
+        return text if self._block == kind or not self._blocks else text.lstrip()
 
     def _delta(self, kind: str, empty: dict[str, Any], delta: dict[str, Any], text: str) -> None:
         """Send or keep more of a content block of this type; the first delta opens the block with

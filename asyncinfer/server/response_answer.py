@@ -83,13 +83,15 @@ class ResponseAnswer:
                 for each in calls[:more]:
                     self._called(each)
                 if chunk.reasoning:
+                    thought = self._begun("reasoning", chunk.reasoning)
                     self._part("reasoning", _thought(""))
-                    self._delta("reasoning_text", chunk.reasoning)
+                    self._delta("reasoning_text", thought)
                 self._scored += self._scores(chunk.logprobs)
-                if chunk.text:
+                text = self._begun("message", chunk.text)
+                if text:
                     self._part("message", _said("", []))
-                if chunk.text or (self._scored and self._saying):
-                    self._delta("output_text", chunk.text, self._scored)
+                if text or (self._scored and self._saying):
+                    self._delta("output_text", text, self._scored)
                     self._scored = []
                 self._last.add(calls)
                 if calls[more:]:
@@ -118,6 +120,11 @@ class ResponseAnswer:
     def _saying(self) -> bool:
         """Whether a message is being sent."""
         return self._open and bool(self._items[-1]["type"] == "message")
+
+    def _begun(self, kind: str, text: str) -> str:
+        """Text of this kind. The white space that parts it from another item is no part of it."""
+        begun = self._open and self._items[-1]["type"] == kind
+        return text if begun or not self._items else text.lstrip()
 
     def _part(self, kind: str, empty: dict[str, Any]) -> None:
         """Open an item of this kind with one part, unless it is open."""

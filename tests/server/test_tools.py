@@ -269,6 +269,24 @@ async def test_a_stop_sequence_ends_a_message_wherever_it_is(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
+    "said",
+    [
+        "<think>\nhm\n</think>\n\nHuman: hi",
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "x"}}\n</tool_call>\n\nHuman: 5',
+    ],
+)
+async def test_a_stop_sequence_may_begin_with_white_space(said: str, stream: bool) -> None:
+    """It was shown without it, and told as the end of a turn, or as a call."""
+    async with Engine(ScriptedModel([said])) as engine:
+        body = {"messages": CHAT, **CALLED, "stop_sequences": ["\n\nHuman:"], "max_tokens": 99}
+        answer = await ask(create_app(engine), "/v1/messages", {**body, "stream": stream})
+    ended = answer.events[-2]["delta"] if stream else answer.json
+    assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", "\n\nHuman:")
+    assert "Human" not in str(answer.events[:-2] if stream else answer.json["content"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
     ("stop", "reason"), [("END", "stop"), ("</tool_call>", "tool_calls"), ([], "tool_calls")]
 )
 async def test_a_call_that_a_stop_string_cuts_short_is_none(
