@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -438,6 +439,27 @@ def test_a_sparse_file_is_not_taken_for_a_header(tmp_path: Path) -> None:
             file.truncate(2**36)
         with pytest.raises(ModelLoadError, match=f"metadata key: {count} {what}"):
             GgufCheckpoint(path)
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapped file would kill the process."""
+    path = tmp_path / "a.gguf"
+    numbers = text(b"numbers") + struct.pack("<IIQ4B", 9, 0, 4, 1, 2, 3, 4)
+    names = [b"name %d" % number for number in range(200_000)]
+    listed = struct.pack("<IIQ", 9, 8, len(names)) + b"".join(text(name) for name in names)
+    path.write_bytes(header(pairs=2, rest=numbers + text(b"names") + listed))
+    assert read_header(path).metadata["names"] == [name.decode() for name in names]
+    from_buffer = np.frombuffer
+
+    def cut(*args: Any) -> np.ndarray[Any, Any]:
+        os.truncate(path, 4096)
+        return from_buffer(*args)
+
+    monkeypatch.setattr(np, "frombuffer", cut)
+    with pytest.raises(ModelLoadError, match=r"metadata names: the file ends within it, after"):
+        read_header(path)
 
 
 SOUND = np.arange(64, dtype=np.float32).reshape(2, 32)

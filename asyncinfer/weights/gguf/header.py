@@ -8,13 +8,12 @@ tests compare the results with it.
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -29,6 +28,8 @@ _ALIGNMENT: Final = "general.alignment"
 #: Bytes of a header, several times those of the largest vocabulary: a file may be sparse, and far
 #: larger than what is read of it may become.
 _MOST_BYTES: Final = 1 << 26
+#: The first bytes that are read of a file.
+_PIECE: Final = 1 << 21
 _MOST_PAIRS: Final = 1 << 16
 _MOST_TENSORS: Final = 1 << 17
 #: Bytes of a name, by the format's definition.
@@ -106,21 +107,23 @@ def read_header(path: Path) -> GgufHeader:
             key = (str(path), state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
             header = _held.get(key)
             if header is None:
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                    header = _held[key] = _Reader(path, content).read()
+                header = _held[key] = _Reader(path, file, state.st_size).read()
             return header
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"cannot be read: {error}", file=str(path)) from error
 
 
 class _Reader:
-    """Reads one header from its beginning to its end."""
+    """Reads one header from its beginning to its end. The file is not mapped, as `FileReader`
+    says why."""
 
-    def __init__(self, path: Path, content: mmap.mmap) -> None:
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self._path = path
-        self._content = content
+        self._file = file
+        #: What has been read of the file.
+        self._content = b""
         #: Bytes of the file, and those that may be the header's.
-        self._size = len(content)
+        self._size = size
         self._end = min(self._size, _MOST_BYTES)
         self._at = 0
         self._nested = 0
@@ -199,16 +202,18 @@ class _Reader:
 
     def _strings(self, count: int) -> list[str]:
         # Inlined, since a vocabulary has a quarter of a million strings.
-        content, at, size = self._content, self._at, self._end
+        content, at, size = self._content, self._at, len(self._content)
         length_at: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
         found = []
         for _ in range(count):
             if at + 8 > size:
-                raise self._short()
+                content = self._read_to(at + 8)
+                size = len(content)
             (length,) = length_at(content, at)
             at += 8
             if length > size - at:
-                raise self._short()
+                content = self._read_to(at + length)
+                size = len(content)
             found.append(content[at : at + length].decode("utf-8", "replace"))
             at += length
         self._at = at
@@ -226,11 +231,21 @@ class _Reader:
         return struct.unpack(f"<{code}", self._take(struct.calcsize(f"<{code}")))[0]
 
     def _take(self, count: int) -> bytes:
-        if count > self._end - self._at:
+        first, self._at = self._at, self._at + count
+        return self._read_to(self._at)[first : self._at]
+
+    def _read_to(self, end: int) -> bytes:
+        """What has been read, now up to the byte `end` at least. Pieces grow, so that a short
+        header costs little, and a long one few copies."""
+        have = len(self._content)
+        if have < end <= self._end:
+            self._content += self._file.read(min(max(end, 4 * have, _PIECE), self._end) - have)
+            if len(self._content) < end:
+                # The file was cut short since it was opened.
+                self._size = self._end = len(self._content)
+        if end > self._end:
             raise self._short()
-        taken = self._content[self._at : self._at + count]
-        self._at += count
-        return taken
+        return self._content
 
     def _bound(self, what: str, count: int, each: int, most: int = _MOST_BYTES) -> None:
         """Refuse `count` things of at least `each` bytes that the rest of the header cannot hold,
