@@ -17,6 +17,8 @@ __all__ = ["ROLES", "file_of", "load_backend", "named_ids", "read_json", "specia
 
 #: Far above the few megabytes of a `tokenizer_config.json` that describes every added token.
 MAX_JSON_BYTES = 64 << 20
+#: Several times the largest `tokenizer.json`, of some tens of megabytes.
+_MOST_BYTES = 256 << 20
 #: Names under which `tokenizer_config.json` lists special tokens.
 ROLES = (
     "bos_token",
@@ -53,6 +55,9 @@ def _fast_backend(folder: Path) -> tokenizers.Tokenizer:
             "not found; a model needs its fast tokenizer beside its weights",
             file=str(folder / "tokenizer.json"),
         )
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise ModelLoadError(f"{size} bytes, more than {_MOST_BYTES}", file=str(path))
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except BaseException as error:

@@ -140,6 +140,13 @@ def test_bad_files_are_named(
     assert caught.value.file == str(path)
 
 
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    """The library would hold all of it, before it says that it is no JSON."""
+    os.truncate(write(tmp_path) / "tokenizer.json", 6 << 30)
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: 6442450944 bytes, more than 268"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_only_regular_files_of_the_checkpoint(tmp_path: Path) -> None:  # fault 48
     folder, outside = tmp_path / "model", tmp_path / "secret.json"
     folder.mkdir()
