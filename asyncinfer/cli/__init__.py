@@ -1,5 +1,5 @@
 """The command line, `asyncinfer`."""
 
-from asyncinfer.cli.app import main
+from asyncinfer.cli.start import main
 
 __all__ = ["main"]

@@ -15,7 +15,7 @@ import click
 from asyncinfer.cli.torch_later import torch_later
 from asyncinfer.errors import AsyncInferError
 
-__all__ = ["asyncinfer", "main"]
+__all__ = ["asyncinfer", "one_line", "run"]
 
 #: Exit code of a program that was interrupted: 128 + SIGINT.
 INTERRUPTED: Final = 130
@@ -74,8 +74,8 @@ def asyncinfer() -> None:
     """
 
 
-def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run a command line and exit: 0 done, 1 an error, 2 wrong usage, 130 interrupted."""
+def run(args: Sequence[str] | None) -> NoReturn:
+    """Run a command line and exit, as `asyncinfer.cli.main` does."""
     for name, mode in (("stdin", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # The parent process closed this stream.

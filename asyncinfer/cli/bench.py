@@ -49,6 +49,7 @@ from asyncinfer.cli.bench_run import print_record, run_bench
 from asyncinfer.cli.bench_soak import soak
 from asyncinfer.cli.bench_speculate import speculate
 from asyncinfer.cli.options import sampler_option
+from asyncinfer.cli.start import raise_again
 
 __all__ = ["bench"]
 
@@ -95,6 +96,7 @@ def _missing(name: str, error: BenchError) -> click.Command:
 @click.group(cls=BenchGroup)
 def bench() -> None:
     """Measure the engine on this machine: one command per question."""
+    raise_again()
 
 
 @bench.command(short_help="What does the engine itself cost per token?")

@@ -16,6 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from asyncinfer.cli.model import shipped
+from asyncinfer.cli.start import raise_again
 from asyncinfer.doctor import Report, examine_machine
 
 __all__ = ["doctor"]
@@ -55,6 +56,7 @@ def doctor(
 
     The exit code is 1 where the engine does without something that this machine should have.
     """
+    raise_again()
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from asyncinfer.cli.app import one_line
+from asyncinfer.cli.start import raise_again
 from asyncinfer.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def with_model(engine: dict[str, Any]) -> dict[str, Any]:
     # Imports torch: help texts need none.
     from asyncinfer.models import NAMED_MODELS
 
+    raise_again()
     options = dict(engine)
     given = options.pop("model", os.environ.get("ASYNCINFER_MODEL") or None)
     name = DEFAULT if given is None else given

@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from asyncinfer.cli.start import raise_again
+
 __all__ = ["pull_model"]
 
 
@@ -26,6 +28,7 @@ def pull_model(model: str, revision: str | None) -> None:
     # Imports torch: the help text needs none.
     from asyncinfer.models import NAMED_MODELS, pull, resolve
 
+    raise_again()
     show = sys.stderr.isatty()
     if model in NAMED_MODELS and revision is None:
         path = pull(NAMED_MODELS[model], show_progress=show)

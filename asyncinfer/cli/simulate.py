@@ -17,6 +17,7 @@ import click
 from asyncinfer import __version__, plugins
 from asyncinfer.bench import Environment
 from asyncinfer.cli.plugin_choice import plugin_choice
+from asyncinfer.cli.start import raise_again
 from asyncinfer.testing import SimulationReport, SimulationTrace, simulate
 
 __all__ = ["simulate_command"]
@@ -104,6 +105,7 @@ def simulate_command(
     made small and written as a trace, which --replay lives again. The exit code is 1
     then.
     """
+    raise_again()
     given: dict[str, Any] = {name: plugin for name, plugin in chosen.items() if plugin is not None}
     if replay is not None:
         return _replay(replay, given)

@@ -53,6 +53,7 @@ class TalkingEngine(asyncinfer.Engine):
 if __name__ == "__main__":
     if os.isatty(0):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    mode, *arguments = sys.argv[1:]
+    mode = sys.argv.pop(1)
     asyncinfer.Engine = partial(TalkingEngine, source=Talking(mode, 0.0025))  # type: ignore[misc, assignment]
-    main(arguments)
+    # With the arguments of this process, so that it heeds signals as the program does.
+    main()

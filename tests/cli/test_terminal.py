@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from cli.terminals import CTRL_C, CTRL_D, talking
+from support import heed_ctrl_c
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
@@ -66,6 +73,41 @@ def test_ctrl_c_while_a_model_loads() -> None:
             terminal.type(CTRL_C)
             assert terminal.end() == 130
             assert "Traceback" not in terminal.screen
+
+
+#: Stands for a library that begins with native code, where an exception is lost.
+LIBRARY = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    print("lives on")
+except KeyboardInterrupt:
+    print("lost")
+"""
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    "start", [("-m", "asyncinfer"), ("-c", "import asyncinfer.cli as c; c.main()")]
+)
+def test_ctrl_c_while_a_library_is_imported(
+    library: str, start: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / f"{library}.py").write_text(LIBRARY)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    for command in (("generate", "hello", "-m", "embedded"), ("models",), ("plan", "embedded")):
+        if (library, command) == ("torch", ("models",)):
+            # It does without.
+            continue
+        done = subprocess.run(
+            [sys.executable, *start, *command],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            preexec_fn=heed_ctrl_c,
+        )
+        # Shells show 130 for it.
+        assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_terminal_gets_the_prompt_the_text_and_a_summary() -> None:
