@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from typing import Any
@@ -15,7 +14,7 @@ import asyncinfer
 from asyncinfer.cli.engine import adapter_of, open_engine
 from asyncinfer.cli.model import with_model
 from asyncinfer.cli.options import engine_options, sampling_options
-from asyncinfer.cli.terminal import show
+from asyncinfer.cli.terminal import json_text, show
 
 __all__ = ["generate"]
 
@@ -90,7 +89,7 @@ async def _as_json(prompt: str, engine: dict[str, Any], sampling: dict[str, Any]
     for choice in answer["choices"]:
         # `reader` is a function of the text, not data.
         del choice["reader"]
-    click.echo(json.dumps(answer, ensure_ascii=False, indent=2))
+    click.echo(json_text(answer, sys.stdout, indent=2))
 
 
 def _summary(done: asyncinfer.Completion) -> None:

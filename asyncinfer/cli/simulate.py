@@ -18,6 +18,7 @@ from asyncinfer import __version__, plugins
 from asyncinfer.bench import Environment
 from asyncinfer.cli.plugin_choice import plugin_choice
 from asyncinfer.cli.start import raise_again
+from asyncinfer.cli.terminal import json_text
 from asyncinfer.testing import SimulationReport, SimulationTrace, simulate
 
 __all__ = ["simulate_command"]
@@ -154,10 +155,7 @@ def _story(trace: SimulationTrace, path: Path) -> str:
     lines = [
         f"seed {trace.seed}: {trace.failure}",
         f"  {len(trace.actions)} actions; live them again by: asyncinfer simulate --replay {path}",
-        *(
-            f"    {json_format.dumps(action, ensure_ascii=False)}"
-            for action in trace.actions[:MOST]
-        ),
+        *(f"    {json_text(action, sys.stderr)}" for action in trace.actions[:MOST]),
     ]
     if len(trace.actions) > MOST:
         lines.append(f"    and {len(trace.actions) - MOST} more")

@@ -66,6 +66,18 @@ def test_json(run: Run) -> None:
     assert answer["text"] == answer["choices"][0]["text"]
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf8"])
+def test_json_loses_no_character_to_the_encoding(
+    run: Run, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    assert run("generate", "é日本", "--json", "--max-tokens", "8")[0] == 0
+    out = raw.getvalue().decode(encoding)
+    assert json.loads(out)["prompt"] == "é日本"
+    assert ("日本" in out) == (encoding == "utf8")
+
+
 def test_several_answers(run: Run) -> None:
     _, out, _ = run("generate", "x", "-n", "3", "--seed", "1", "--max-tokens", "8")
     assert [line for line in out.splitlines() if line.startswith("---")] == [
