@@ -15,7 +15,7 @@ import click
 from asyncinfer.cli.torch_later import torch_later
 from asyncinfer.errors import AsyncInferError
 
-__all__ = ["asyncinfer", "one_line", "run"]
+__all__ = ["INTERRUPTED", "asyncinfer", "one_line", "run"]
 
 #: Exit code of a program that was interrupted: 128 + SIGINT.
 INTERRUPTED: Final = 130

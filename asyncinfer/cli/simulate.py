@@ -16,6 +16,7 @@ import click
 
 from asyncinfer import __version__, plugins
 from asyncinfer.bench import Environment
+from asyncinfer.cli.app import INTERRUPTED
 from asyncinfer.cli.plugin_choice import plugin_choice
 from asyncinfer.cli.start import raise_again
 from asyncinfer.cli.terminal import json_text
@@ -103,8 +104,8 @@ def simulate_command(
     same seed gives the same life.
 
     Ctrl-C and SIGTERM end it after the lives that run; it says what it did until then. A failure is
-    made small and written as a trace, which --replay lives again. The exit code is 1
-    then.
+    made small and written as a trace, which --replay lives again. The exit code is 1 then, and 130
+    after Ctrl-C.
     """
     raise_again()
     given: dict[str, Any] = {name: plugin for name, plugin in chosen.items() if plugin is not None}
@@ -119,7 +120,7 @@ def simulate_command(
 
         def progress(report: SimulationReport) -> bool:
             moved(report)
-            return told()
+            return bool(told)
 
         report = simulate(
             seed, steps, jobs=jobs, checking=checking, shrink=shrink, progress=progress, **given
@@ -134,7 +135,9 @@ def simulate_command(
         options = {"checking": checking, "jobs": jobs, **given}
         with click.open_file(json, "w") as file:
             click.echo(json_format.dumps(_values(report) | options, indent=2), file)
-    return 1 if report.failures else 0
+    if report.failures:
+        return 1
+    return INTERRUPTED if signal.SIGINT in told else 0
 
 
 def _replay(path: Path, chosen: dict[str, Any]) -> int:
@@ -197,14 +200,14 @@ def _show(report: SimulationReport) -> None:
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[Callable[[], bool]]:
-    """While the block runs, the first Ctrl-C or SIGTERM only makes the function it is given true.
-    An exception would be raised in the middle of a life, which would count it as its own."""
-    told = threading.Event()
+def _told_to_stop() -> Iterator[list[int]]:
+    """While the block runs, the first Ctrl-C or SIGTERM only puts its number in the list it is
+    given. An exception would be raised in the middle of a life, which would count it as its own."""
+    told: list[int] = []
     before: dict[int, Any] = {}
 
     def stop(number: int, frame: object) -> None:
-        told.set()
+        told.append(number)
         restore()
 
     def restore() -> None:
@@ -215,7 +218,7 @@ def _told_to_stop() -> Iterator[Callable[[], bool]]:
         for number in (signal.SIGINT, signal.SIGTERM):
             before[number] = signal.signal(number, stop)
     try:
-        yield told.is_set
+        yield told
     finally:
         restore()
 

@@ -74,9 +74,9 @@ def test_a_file_of_what_it_did(tmp_path: Path) -> None:
     assert values["steps"] == values["events"]["steps"] >= 40
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_it_can_be_stopped_and_says_what_it_did(
-    number: signal.Signals, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, code: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live, handler = campaign.live, signal.getsignal(number)
 
@@ -86,7 +86,7 @@ def test_it_can_be_stopped_and_says_what_it_did(
         return live(seed, *args)
 
     monkeypatch.setattr(campaign, "live", live_and_stop)
-    assert run("--steps", str(10**8), "--json") == 0
+    assert run("--steps", str(10**8), "--json") == code
     assert json.loads(capsys.readouterr().out)["lives"] == 4
     assert signal.getsignal(number) is handler
 
