@@ -16,7 +16,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 import asyncinfer
 from asyncinfer.cli.app import one_line
-from asyncinfer.cli.engine import adapter_of, open_engine
+from asyncinfer.cli.engine import adapter_of, check_sampling, open_engine
 from asyncinfer.cli.model import with_model
 from asyncinfer.cli.options import engine_options, sampling_options
 from asyncinfer.cli.terminal import show
@@ -62,10 +62,8 @@ def chat(
         sys.stdin.reconfigure(errors="replace")
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
-    if "negative_prompt" in sampling:
-        # Checked as typed, before it becomes the messages of a conversation.
-        guidance = ("negative_prompt", "guidance_scale")
-        asyncinfer.SamplingParams(**{name: sampling[name] for name in guidance if name in sampling})
+    # A negative prompt as it was typed, before it becomes the messages of a conversation.
+    check_sampling(sampling)
     sampling |= adapter_of(engine)
     first = [] if system is None else [{"role": "system", "content": system}]
     engine = with_model(engine)

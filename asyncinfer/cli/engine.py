@@ -11,7 +11,7 @@ import click
 
 import asyncinfer
 
-__all__ = ["adapter_of", "open_engine"]
+__all__ = ["adapter_of", "check_sampling", "open_engine"]
 
 
 @asynccontextmanager
@@ -32,6 +32,15 @@ async def open_engine(
         if adapter is not None:
             await engine.adapters.load(*adapter)
         yield engine
+
+
+def check_sampling(sampling: dict[str, Any]) -> None:
+    """Raise `click.UsageError` for bad options of an answer, before a model is fetched for it. Some
+    only the model can tell, such as a `regex` without a text that its tokens spell."""
+    try:
+        asyncinfer.SamplingParams(**sampling)
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
 
 
 def adapter_of(engine: dict[str, Any]) -> dict[str, str]:

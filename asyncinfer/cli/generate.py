@@ -11,7 +11,7 @@ import anyio
 import click
 
 import asyncinfer
-from asyncinfer.cli.engine import adapter_of, open_engine
+from asyncinfer.cli.engine import adapter_of, check_sampling, open_engine
 from asyncinfer.cli.model import with_model
 from asyncinfer.cli.options import engine_options, sampling_options
 from asyncinfer.cli.terminal import json_text, show
@@ -47,7 +47,9 @@ def generate(
     asyncinfer generate -m meta-llama/Llama-3.2-1B -t 0.7 --stop $'\\n\\n' - < prompt.txt
     """
     text = _stdin() if prompt == "-" else _argument(prompt)
-    sampling |= {"max_tokens": max_tokens, "n": answers, **adapter_of(engine)}
+    sampling |= {"max_tokens": max_tokens, "n": answers}
+    check_sampling(sampling)
+    sampling |= adapter_of(engine)
     engine = with_model(engine)
     if echo is None:
         echo = sys.stdout.isatty()

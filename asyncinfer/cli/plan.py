@@ -15,6 +15,7 @@ from rich.table import Table
 from asyncinfer.bench import check_plot
 from asyncinfer.cli.model import shipped
 from asyncinfer.cli.plan_plot import save_plan_plot
+from asyncinfer.errors import InvalidRequest
 from asyncinfer.planner import FormatPlan, Plan, gpus
 from asyncinfer.planner import plan as make_plan
 
@@ -63,7 +64,10 @@ def plan(model: str, plot_path: Path | None, json: bool, **options: Any) -> None
         check_plot(plot_path)
     if options["draft"] is not None:
         options["draft"] = shipped(options["draft"])
-    found = make_plan(shipped(model), **options)
+    try:
+        found = make_plan(shipped(model), **options)
+    except InvalidRequest as error:
+        raise click.UsageError(str(error)) from error
     if json:
         click.echo(json_format.dumps(dataclasses.asdict(found), indent=2))
     else:

@@ -82,12 +82,13 @@ def test_a_plot(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (("--dtype", "int3"), "dtype='int3'"),
     ],
 )
-def test_errors_are_one_line(
+def test_wrong_options_come_with_the_usage(
     config: str, args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(config, *args) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert run(config, *args) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Usage: ")
+    assert said in err.splitlines()[-1]
 
 
 def test_of_a_hub_id_only_the_config_is_fetched(tmp_path: Path) -> None:
