@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 import torch
-from quantization.quantised import CASES, KEPT, Tensors, mxfp4_experts
+from quantization.quantised import CASES, KEPT, Tensors, hqq, mxfp4_experts
 
 from asyncinfer.models.quantised import read_scheme
 from asyncinfer.models.reader import JsonReader
@@ -229,6 +229,14 @@ def test_tensors_of_any_shape_that_is_allowed_are_read_or_refused() -> None:
                 refused.append(error.part)
     assert {*refused} == {".weight_zero_point"}
     assert read > 2 * len(refused)
+
+
+@pytest.mark.parametrize("size", [1, 3, 6, None])
+def test_groups_of_hqq_of_any_size_are_kept(size: int | None) -> None:
+    shape, format = (8, 48), HqqMatrix(4, size, 1)
+    parts, right = hqq(4, size, 1)(*shape, torch.Generator().manual_seed(SEED))
+    assert format.keeps(shape)
+    torch.testing.assert_close(format.kept(parts, shape, torch.float32).dequantised(), right)
 
 
 def _any_of(part: Part, shape: tuple[int, ...], chance: Random) -> torch.Tensor:

@@ -81,8 +81,9 @@ class HqqMatrix(MatrixFormat):
         packed = parts[".W_q"]
         scales, zeros = (parts[name].view(outputs, -1) for name in (".scale", ".zero"))
         if self.bits == 4:
-            # Bytes hold the first half of the rows of groups in their high bits.
-            numbers = paired(torch.cat((packed >> 4, packed & 15)))
+            # Bytes hold the first half of the rows of groups in their high bits. Numbers are paired
+            # along a row of the matrix, since a group's size may be odd.
+            numbers = paired(torch.cat((packed >> 4, packed & 15)).view(outputs, -1))
             offsets = -(zeros.float() * scales.float())
         else:
             # Numbers with a sign are smaller by 128.
