@@ -462,6 +462,24 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(
         read_header(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a.gguf", "{}: is not a regular file"),
+        ("a-00001-of-00002.gguf", "{}: is not a regular file; a-00001-of-00002.gguf is one of 2"),
+        ("b.gguf", "{}: no such file"),
+        ("b-00001-of-00002.gguf", "{}: no such file; b-00001-of-00002.gguf is one of 2"),
+    ],
+)
+def test_what_is_no_file_is_called_what_it_is(name: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name[0] == "a":
+        os.mkfifo(path)
+    with pytest.raises(ModelLoadError) as caught:
+        GgufCheckpoint(path)
+    assert str(caught.value) == f"file {says.format(path)}"
+
+
 SOUND = np.arange(64, dtype=np.float32).reshape(2, 32)
 
 

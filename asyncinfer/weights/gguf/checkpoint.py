@@ -136,9 +136,9 @@ def _files_of(path: Path) -> list[Path]:
     parts = [path.with_name(name) for name in split_names(path.name)]
     for part in parts:
         if not part.is_file():
-            raise ModelLoadError(
-                f"no such file; {path.name} is one of {len(parts)}", file=str(part)
-            )
+            why = "is not a regular file" if part.exists() else "no such file"
+            among = f"; {path.name} is one of {len(parts)}" if len(parts) > 1 else ""
+            raise ModelLoadError(why + among, file=str(part))
     return parts
 
 
