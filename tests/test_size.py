@@ -15,7 +15,7 @@ MOST = {
     "bench": 8_136,
     "builtin": 900,
     "cache": 2_368,
-    "cli": 3_061,
+    "cli": 3_090,
     "clients": 572,
     "doctor": 689,
     "engine": 8_907,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -35,9 +36,10 @@ def with_model(engine: dict[str, Any]) -> dict[str, Any]:
     options = dict(engine)
     given = options.pop("model", os.environ.get("ASYNCINFER_MODEL") or None)
     name = DEFAULT if given is None else given
-    if name in NAMED_MODELS and not os.path.exists(name):
+    here = os.path.exists(name)
+    if name in NAMED_MODELS and not (given and here):
         try:
-            _fetch(NAMED_MODELS[name])
+            path = _fetch(NAMED_MODELS[name])
         except ModelLoadError as error:
             if given:
                 raise
@@ -47,6 +49,9 @@ def with_model(engine: dict[str, Any]) -> dict[str, Any]:
                 err=True,
             )
             return options
+        if here:
+            # Nobody asked for what is called so in the working directory.
+            return {**options, "model": str(path)}
     return {**options, "model": name}
 
 
@@ -58,10 +63,12 @@ def shipped(model: str) -> str:
     return str(MODEL_PATH) if model == EMBEDDED else model
 
 
-def _fetch(model: NamedModel) -> None:
+def _fetch(model: NamedModel) -> Path:
     from asyncinfer.models import pull, pulled
 
-    if pulled(model) is None:
+    path = pulled(model)
+    if path is None:
         size = f"{model.size / 1e6:.0f} MB"
         click.echo(f"Fetching {model.name} ({size}, {model.licence}) ...", err=True)
-        pull(model, show_progress=sys.stderr.isatty())
+        path = pull(model, show_progress=sys.stderr.isatty())
+    return path

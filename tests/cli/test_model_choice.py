@@ -53,6 +53,16 @@ def test_what_is_here_is_not_fetched(
     assert not capsys.readouterr().err
 
 
+def test_the_working_directory_has_no_say_in_what_is_taken_without_a_name(
+    fetched: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "smollm2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(asyncinfer.models, "pulled", lambda model: Path("/cache/smollm2.gguf"))
+    assert with_model({}) == {"model": str(Path("/cache/smollm2.gguf"))}
+    assert with_model({"model": "smollm2"}) == {"model": "smollm2"}
+
+
 @pytest.mark.usefixtures("unreachable")
 def test_where_nothing_can_be_reached_the_embedded_model_is_taken(capsys: Capture) -> None:
     assert with_model({}) == {}
