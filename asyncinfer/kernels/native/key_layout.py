@@ -1,13 +1,17 @@
-"""LLVM's code that lays out keys in blocks. A vector holds the same dimension of several keys."""
+"""LLVM's code that lays out keys in blocks, whose vectors hold the same dimension of several keys,
+and that fetches the next ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from asyncinfer.kernels.native.assembly import Assembly
 
-__all__ = ["key_layout"]
+__all__ = ["key_layout", "span_lines"]
+
+#: Bytes of a line of a cache.
+_LINE: Final = 64
 
 
 def key_layout(a: Assembly, head_dim: int, block: int) -> Any:
@@ -42,6 +46,20 @@ def key_layout(a: Assembly, head_dim: int, block: int) -> Any:
     a.loop(b, whole, a.lanes, some_keys, [])
     b.ret_void()
     return function
+
+
+def span_lines(
+    a: Assembly, b: Any, index: Any, ahead: Sequence[Any], keys_step: Any, head_dim: int
+) -> list[Any]:
+    """What the rows numbered `index` fetch of the next span, one line at each key: the first line's
+    address, and the bytes to that of the next key. `ahead` are the next span's keys and values. The
+    first rows fetch the keys, a line of each, others the values."""
+    each = 4 * head_dim
+    count = a.integer(max(1, each // _LINE))
+    of_keys = b.icmp_signed("<", index, count)
+    number = b.select(of_keys, index, b.sub(index, count))
+    place, step = b.select(of_keys, *ahead), b.select(of_keys, keys_step, a.integer(each))
+    return [a.at(b, place, b.mul(number, a.integer(_LINE))), step]
 
 
 def _transposed(a: Assembly, b: Any, rows: Sequence[Any]) -> list[Any]:

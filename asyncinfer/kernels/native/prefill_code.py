@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from asyncinfer.kernels.native.assembly import Assembly
-from asyncinfer.kernels.native.key_layout import key_layout
+from asyncinfer.kernels.native.key_layout import key_layout, span_lines
 
 __all__ = ["FIELDS", "ROWS", "SPAN", "TILE", "block_of", "prefill_code", "scratch_numbers"]
 
@@ -112,6 +112,9 @@ class _PrefillCode(Assembly):
             highest = b.select(b.icmp_signed("<", highest, most), highest, most)
             b.call(lay, [self.at(b, keys, b.mul(key, keys_step)), keys_step, highest, laid])
             span_kv = laid, self.at(b, values, b.mul(key, size))
+            following = b.add(key, self.integer(SPAN))
+            next_keys = self.at(b, keys, b.mul(following, keys_step))
+            ahead = next_keys, self.at(b, values, b.mul(following, size))
             # The position of the tile's first token, counted from the span's first key.
             offset = b.sub(begin, key)
             begun = b.icmp_signed(">", key, self.integer(0))
@@ -127,8 +130,10 @@ class _PrefillCode(Assembly):
                     seen = b.select(ends, seen, whole)
                     strides = [q_stride, out_stride]
                     places = [tile_q, tile_out, *span_kv, scratch, states]
+                    index = b.sdiv(row, self.integer(ROWS))
+                    fetched = span_lines(self, b, index, ahead, keys_step, self._head_dim)
                     about = [row, final, offset, seen, begun, ends]
-                    b.call(rows, [*places, *strides, *about])
+                    b.call(rows, [*places, *fetched, *strides, *about])
                 return []
 
             return self.loop(b, count, ROWS, few_rows, [])
@@ -138,18 +143,18 @@ class _PrefillCode(Assembly):
         return function
 
     def _rows(self) -> Any:
-        """`rows(q, out, keys, values, scratch, states, q_stride, out_stride, row, last, offset,
-        seen, begun, ends)`: compute the rows `row .. last`, at most `ROWS`, with the first `seen`
-        keys of a span.
+        """`rows(q, out, keys, values, scratch, states, ahead, step, q_stride, out_stride, row,
+        last, offset, seen, begun, ends)`: compute the rows `row .. last`, at most `ROWS`, with the
+        first `seen` keys of a span.
 
-        `offset` is as in `span`. `begun`: the rows have had an earlier span. `ends`: the rows see
+        `ahead` and `step`: what `span_lines` gives. `offset` is as in `span`. `begun`: the rows have had an earlier span. `ends`: the rows see
         no later span.
         """
-        kinds = [self.pointer] * 6 + [self.i64] * 6 + [self.bit] * 2
+        kinds = [self.pointer] * 7 + [self.i64] * 7 + [self.bit] * 2
         function, b = self.begin("rows", *kinds)
         function.attributes.add("noinline")
-        q, out, keys, values, scratch, states, q_stride, out_stride, *more = function.args
-        row, last, offset, seen, begun, ends = more
+        q, out, keys, values, scratch, states, ahead, step, *more = function.args
+        q_stride, out_stride, row, last, offset, seen, begun, ends = more
         queries, outs, limits, kept = [], [], [], []
         for number in range(ROWS):
             # Rows beyond the last one are computed as the last.
@@ -166,7 +171,7 @@ class _PrefillCode(Assembly):
             self._weights(b, self._row(b, scratch, number), limit, slot, seen, begun)
             for number, (limit, slot) in enumerate(zip(limits, kept, strict=True))
         ]
-        self._sums(b, outs, values, scratch, seen, begun, ends, factors)
+        self._sums(b, outs, values, scratch, (ahead, step), seen, begun, ends, factors)
         b.ret_void()
         return function
 
@@ -183,15 +188,8 @@ class _PrefillCode(Assembly):
                 column = [self.load(b, block_keys, place) for place in places]
                 return self._products(b, [self._one(b, each, at) for each in queries], column, sums)
 
-            sums = list(
-                self.loop(
-                    b,
-                    self.integer(self._head_dim),
-                    1,
-                    number,
-                    [self.all(0.0)] * (ROWS * len(parts)),
-                )
-            )
+            none = [self.all(0.0)] * (ROWS * len(parts))
+            sums = [*self.loop(b, self.integer(self._head_dim), 1, number, none)]
             for index in range(ROWS):
                 into = self._row(b, scratch, index)
                 for part in parts:
@@ -249,6 +247,7 @@ class _PrefillCode(Assembly):
         outs: Sequence[Any],
         values: Any,
         scratch: Any,
+        fetched: tuple[Any, Any],
         seen: Any,
         begun: Any,
         ends: Any,
@@ -270,6 +269,8 @@ class _PrefillCode(Assembly):
             def key(
                 b: Any, number: Any, sums: Sequence[Any], parts: range = parts
             ) -> Sequence[Any]:
+                if parts.start == 0:
+                    self.fetch(b, self.at(b, fetched[0], b.mul(number, fetched[1])), near=False)
                 start = b.mul(number, self.integer(self._head_dim))
                 column = [self.load(b, values, b.add(start, self.integer(part))) for part in parts]
                 ones = [self._one(b, each, number) for each in weights]
