@@ -70,10 +70,18 @@ class Chats:
             return template.render(messages, **given)
 
         if self._tells_tools:
-            messages = [_readable(message, self._write_arguments) for message in messages]
             if options.tools:
                 given["tools"] = [tool.definition for tool in options.tools]
-            return write(messages)
+            told = [_readable(message, self._write_arguments) for message in messages]
+            try:
+                return write(told)
+            except InvalidRequest:
+                # Some templates write each argument by itself, which is not to be had of a call
+                # that was cut short.
+                named = [_readable(message, self._name_arguments) for message in messages]
+                if named == told:
+                    raise
+                return write(named)
         # Checked as they were given, so that an error names its place there.
         messages = check_messages(messages)
         try:
@@ -136,9 +144,19 @@ class Chats:
             barred=calls.opens if none and calls is not None else (),
         )
 
+    @property
+    def _takes_text(self) -> bool:
+        """Whether the template takes arguments as JSON text."""
+        return self.family.name.startswith("deepseek")
+
+    def _name_arguments(self, arguments: Any) -> Any:
+        """A call's arguments by name; none of a text that is no object."""
+        written = self._write_arguments(arguments)
+        return {} if isinstance(written, str) and not self._takes_text else written
+
     def _write_arguments(self, arguments: Any) -> Any:
         """A call's arguments as the template takes them: most take an object."""
-        text = self.family.name.startswith("deepseek")
+        text = self._takes_text
         if not isinstance(arguments, str):
             return json.dumps(arguments, ensure_ascii=False) if text else arguments
         try:

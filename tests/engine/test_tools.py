@@ -264,6 +264,25 @@ async def test_template_options_and_continuing(open_engine: OpenEngine) -> None:
         assert done.usage.prompt_tokens == len(ids)
 
 
+async def test_a_call_that_was_cut_short_goes_back_to_a_template_of_names(
+    open_engine: OpenEngine,
+) -> None:
+    """The conversation was a bad request from then on."""
+    named = (
+        "{{ tools }}{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}({% for k, v in c.function.arguments | items %}{{ k }}={{ v }};"
+        "{% endfor %}){% endfor %}{{ m.content }}{% endfor %}"
+    )
+    tokenizer = tokenizer_of(SYNTAXES["qwen-xml"])
+    model = FakeModel(tokenizer=tokenizer, template=ChatTemplate(named), strict=False)
+    async with open_engine(model) as engine:
+        for text, shown in (('{"days": 3}', "f(days=3;)"), ('{"days": ', "f()")):
+            call = {"role": "assistant", "tool_calls": [ToolCall("1", "f", text).message]}
+            assert shown in engine.tokenizer.render_chat([*HI, call, *HI], tools=TOOLS)
+        with pytest.raises(InvalidRequest, match="lone surrogate"):
+            engine.tokenizer.render_chat([{"role": "user", "content": "\ud800"}], tools=TOOLS)
+
+
 async def test_a_model_without_tools_is_told_of_them(open_engine: OpenEngine) -> None:
     async with open_engine(model_of("json")) as engine:
         shown = engine.tokenizer.render_chat(HI, tools=TOOLS)

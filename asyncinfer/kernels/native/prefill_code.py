@@ -147,8 +147,8 @@ class _PrefillCode(Assembly):
         last, offset, seen, begun, ends)`: compute the rows `row .. last`, at most `ROWS`, with the
         first `seen` keys of a span.
 
-        `ahead` and `step`: what `span_lines` gives. `offset` is as in `span`. `begun`: the rows have had an earlier span. `ends`: the rows see
-        no later span.
+        `ahead` and `step` are of `span_lines`, `offset` of `span`. `begun`: the rows have had an
+        earlier span. `ends`: the rows see no later span.
         """
         kinds = [self.pointer] * 7 + [self.i64] * 7 + [self.bit] * 2
         function, b = self.begin("rows", *kinds)
