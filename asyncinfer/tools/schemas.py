@@ -32,7 +32,7 @@ def with_known_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema without formats that grammars do not know, such as pydantic's "path"."""
 
     def known(one: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: one[key] for key in one if key != "format" or one[key] in _FORMATS}
+        return {key: one[key] for key in one if key != "format" or str(one[key]) in _FORMATS}
 
     return _changed(schema, known)
 

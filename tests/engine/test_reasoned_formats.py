@@ -153,6 +153,7 @@ async def test_calls_that_may_be_left_out_are_held_to_what_can_be_held(name: str
         "properties": {
             "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
             "path": {"type": "string", "format": "path"},
+            "none": {"type": "string", "format": ["a list"]},
             "text": {"type": "string", "maxLength": 100_000},
             "not": {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 1}]},
         },
