@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -208,3 +211,21 @@ def test_rows_with_an_adapter_are_computed_by_the_layers(
     hand.step()
     hand.decode(0, 3, 8)
     assert not replays
+
+
+def test_the_first_answer_imports_no_compiler() -> None:
+    """Its fourth token came more than a second late."""
+    program = """
+    import sys
+    from asyncinfer import SyncEngine
+    from asyncinfer.kernels.native import RecordedCalls
+
+    replay, replayed = RecordedCalls.replay, []
+    RecordedCalls.replay = lambda *given: replayed.append(replay(*given))
+    with SyncEngine() as engine:
+        engine.generate("import ", max_tokens=8, ignore_eos=True)
+    print(len(replayed) > 1, "torch._dynamo" in sys.modules)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["True", "False"], done.stderr

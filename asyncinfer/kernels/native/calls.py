@@ -252,24 +252,25 @@ def _views_only() -> Any:
     it is first needed, since its base imports torch, which commands of the CLI do without."""
     mode: Any = import_module("torch.utils._python_dispatch").TorchDispatchMode
 
-    class ViewsOnly(mode):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            given = [each for each in args if isinstance(each, torch.Tensor)]
-            # A weight in oneDNN's layout has no storage to look at.
-            strided = all(each.layout is torch.strided for each in given)
-            if func._schema.is_mutable or not given or not strided:
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [each for each in args if isinstance(each, torch.Tensor)]
+        # A weight in oneDNN's layout has no storage to look at.
+        strided = all(each.layout is torch.strided for each in given)
+        if func._schema.is_mutable or not given or not strided:
+            raise CannotRecord(str(func))
+        result = func(*args, **(kwargs or {}))
+        places = {each.untyped_storage().data_ptr() for each in given}
+        for each in result if isinstance(result, list | tuple) else [result]:
+            plain = isinstance(each, torch.Tensor)
+            if not plain or each.untyped_storage().data_ptr() not in places:
                 raise CannotRecord(str(func))
-            result = func(*args, **(kwargs or {}))
-            places = {each.untyped_storage().data_ptr() for each in given}
-            for each in result if isinstance(result, list | tuple) else [result]:
-                plain = isinstance(each, torch.Tensor)
-                if not plain or each.untyped_storage().data_ptr() not in places:
-                    raise CannotRecord(str(func))
-            return result
+        return result
 
-    return ViewsOnly()
+    kind = type("ViewsOnly", (mode,), {})
+    # Set later: torch wraps what the class is made with, and the wrapper imports torch's compiler,
+    # which would hold up the first answer for more than a second.
+    kind.__torch_dispatch__ = dispatch  # type: ignore[attr-defined]
+    return kind()
 
 
 class _Own(threading.local):
