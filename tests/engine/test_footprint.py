@@ -132,21 +132,26 @@ async def test_a_prompt_at_the_bound_is_taken_and_one_past_it_never() -> None:
             assert (stats.held_bytes, stats.refused) == (0, 0)
 
 
-@pytest.mark.anyio
-async def test_stop_strings_at_the_bound_are_taken_and_one_past_it_never() -> None:
-    ids, stops = [200] * 40, tuple("a" * 4000 + chr(0x100 + each) for each in range(64))
-    strings = StopStrings.held_bytes(stops, 4)
-    assert strings > 64 * 4000 * 7
-    exact = submitted_bytes(ids, 16) + prepared_bytes(40, 2, SamplingParams(n=4)) + strings
+async def check_charged(exact: int, ids: list[int], **options: Any) -> None:
+    """A request is charged so many bytes, and gives them back."""
     for most, fits in ((exact, True), (exact - 1, False)):
         async with Engine(FakeModel(), max_held_bytes=most) as engine:
-            asked = engine.generate(ids, max_tokens=4, n=4, stop=stops)
+            asked = engine.generate(ids, **options)
             if fits:
                 await asked
             else:
                 with pytest.raises(InvalidRequest, match=f"max_held_bytes={most}"):
                     await asked
             assert engine.stats().held_bytes == 0
+
+
+@pytest.mark.anyio
+async def test_stop_strings_at_the_bound_are_taken_and_one_past_it_never() -> None:
+    ids, stops = [200] * 40, tuple("a" * 4000 + chr(0x100 + each) for each in range(64))
+    strings = StopStrings.held_bytes(stops, 4)
+    assert strings > 64 * 4000 * 7
+    exact = submitted_bytes(ids, 16) + prepared_bytes(40, 2, SamplingParams(n=4)) + strings
+    await check_charged(exact, ids, max_tokens=4, n=4, stop=stops)
 
 
 @pytest.mark.anyio
@@ -155,15 +160,7 @@ async def test_logprobs_of_answers_are_charged() -> None:
     exact = submitted_bytes(ids, 16) + prepared_bytes(40, 2, params) + logprob_bytes(8, params)
     assert logprob_bytes(8, params) == 2 * 8 * 4 * (3 + 2 * 5)
     assert logprob_bytes(8, SamplingParams()) == 0
-    for most, fits in ((exact, True), (exact - 1, False)):
-        async with Engine(FakeModel(), max_held_bytes=most) as engine:
-            asked = engine.generate(ids, max_tokens=8, n=2, logprobs=5)
-            if fits:
-                await asked
-            else:
-                with pytest.raises(InvalidRequest, match=f"max_held_bytes={most}"):
-                    await asked
-            assert engine.stats().held_bytes == 0
+    await check_charged(exact, ids, max_tokens=8, n=2, logprobs=5)
 
 
 @pytest.mark.anyio
