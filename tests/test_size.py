@@ -22,7 +22,7 @@ MOST = {
     "files": 159,
     "grammar": 1_165,
     "integrations": 1_744,
-    "kernels": 12_703,
+    "kernels": 12_742,
     "layers": 2_368,
     "models": 10_426,
     "planner": 1_299,

@@ -11,7 +11,9 @@ from asyncinfer.kernels import ops, reference
 from asyncinfer.kernels.native import between as module
 from asyncinfer.kernels.native.between import BetweenKernels, between_kernels, is_right
 from asyncinfer.kernels.native.between_code import between_code
+from asyncinfer.kernels.native.calls import Arena, Recording
 from asyncinfer.kernels.native.host import host, host_of
+from asyncinfer.kernels.native.threads import parallel_region
 
 pytestmark = pytest.mark.skipif(between_kernels() is None, reason="no kernel for this machine")
 
@@ -33,7 +35,9 @@ def kernels_of(lanes: int) -> BetweenKernels:
     assert target is not None
     if target.lanes != lanes:
         pytest.skip("the processor has narrower vectors")
-    return BetweenKernels(target)
+    region = parallel_region()
+    assert region is not None
+    return BetweenKernels(target, region)
 
 
 def close(found: torch.Tensor | None, right: torch.Tensor) -> None:
@@ -105,10 +109,47 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     cos = some(8, 1, 64)
     assert module.rope(heads, cos, cos) is not None
     assert module.rope(heads[:, ::2], cos, cos) is None
-    monkeypatch.setattr(module, "_MOST", 255)
-    assert module.rms_norm(x, weight, 1e-5) is None
     monkeypatch.setattr(module, "host", lambda: None)
     assert between_kernels() is None
+
+
+def all_of(rows: int) -> list[torch.Tensor]:
+    """What each function gives for so many rows."""
+    x, heads, turned = some(rows, 64), some(rows, 6, 32)[:, 1:5], some(rows, 1, 32)
+    pages, written = torch.zeros(4 * rows, 32), some(rows, 4, 32)
+    slots = torch.randperm(4 * rows, generator=torch.Generator().manual_seed(rows))
+    assert module.kv_write(pages, written, slots)
+    norms = module.rms_norm(x, some(64), 1e-5), module.head_norm(heads, some(4, 32), 1e-5)
+    found = [*norms, module.silu_mul(some(rows, 128)), module.rope(heads, turned, turned)]
+    tensors = [each for each in found if each is not None]
+    assert len(tensors) == len(found)
+    return [pages, *tensors, module.add_(some(rows, 64), some(64))]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("rows", [1, 2, 41])
+def test_threads_share_the_rows(monkeypatch: pytest.MonkeyPatch, rows: int, threads: int) -> None:
+    right = all_of(rows)
+    monkeypatch.setattr(module, "_ALONE", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert all(torch.equal(a, b) for a, b in zip(all_of(rows), right, strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_recording_of_many_rows_takes_the_threads_of_its_replay(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    x, weight = some(41, 64), some(64)
+    recording = Recording(Arena(), 2)
+    monkeypatch.setattr(module, "_ALONE", 0)
+    with recording.begun():
+        found = module.rms_norm(x, weight, 1e-5)
+    assert found is not None
+    calls = recording.made()
+    for _ in range(2):
+        x.mul_(-2)
+        calls.replay(threads, 1)
+        assert torch.equal(found, ops.rms_norm(x, weight, 1e-5))
 
 
 def test_code_for_arm_is_what_llvm_reads() -> None:

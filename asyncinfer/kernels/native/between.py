@@ -1,5 +1,8 @@
-"""The operators between the matrix products, for few tokens in float32 on a CPU. Native code takes
-a third of the time that torch's operators take, which is mostly spent on calling them."""
+"""The operators between the matrix products, in float32 on a CPU.
+
+Native code takes a third of the time of torch's operators for few tokens, where calls take most of
+it, and half of it for many, since each number is read and written once.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,17 @@ import torch
 import torch.nn.functional as F
 
 from asyncinfer.kernels import reference
-from asyncinfer.kernels.native.between_code import NAMES, between_code
-from asyncinfer.kernels.native.calls import NativeFunction, empty, float_bits
+from asyncinfer.kernels.native.between_code import HEAD, NAMES, between_code
+from asyncinfer.kernels.native.calls import (
+    ALWAYS,
+    NEVER,
+    NativeFunction,
+    empty,
+    float_bits,
+    room_threads,
+)
 from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = [
     "BetweenKernels",
@@ -25,10 +36,12 @@ __all__ = [
     "silu_mul",
 ]
 
-#: Arguments of each function.
-_FIELDS = {"rms_norm": 8, "silu_mul": 4, "rope": 8, "kv_write": 7, "add": 5}
-#: Numbers above which torch's threads are faster than one call without them.
-_MOST = 1 << 17
+#: Arguments of each function behind `HEAD`.
+_ARGUMENTS = {"rms_norm": 7, "silu_mul": 3, "rope": 7, "kv_write": 6, "add": 4}
+#: Numbers above which another thread saves more than it costs.
+_ALONE = 1 << 16
+#: Turns of each thread, so that threads end at about the same time.
+_TURNS = 4
 
 _lock = threading.Lock()
 
@@ -39,13 +52,14 @@ class BetweenKernels:
 
     __slots__ = ("_add", "_lanes", "_norm", "_rope", "_silu", "_write")
 
-    def __init__(self, target: Host) -> None:
-        """Raises `RuntimeError` where the code cannot be made."""
+    def __init__(self, target: Host, region: int) -> None:
+        """`region`: the address of `GOMP_parallel`. Raises `RuntimeError` where the code cannot be
+        made."""
         self._lanes = target.lanes
         text = functools.partial(between_code, target.lanes)
-        addresses = compiled("between", text, target, NAMES, {})
+        addresses = compiled("between", text, target, NAMES, {"GOMP_parallel": region})
         self._norm, self._silu, self._rope, self._write, self._add = (
-            NativeFunction(address, _FIELDS[name])
+            NativeFunction(address, len(HEAD) + _ARGUMENTS[name], HEAD.index("threads"))
             for name, address in zip(NAMES, addresses, strict=True)
         )
 
@@ -55,7 +69,7 @@ class BetweenKernels:
             return None
         y = empty(*x.shape)
         places = y.data_ptr(), x.data_ptr(), weight.data_ptr()
-        self._norm(*places, x.numel() // size, 1, size, size, float_bits(eps))
+        _call(self._norm, x.numel() // size, size, *places, 1, size, size, float_bits(eps))
         return y
 
     def head_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
@@ -66,7 +80,8 @@ class BetweenKernels:
             return None
         y = empty(tokens, heads, size)
         places = y.data_ptr(), x.data_ptr(), weight.data_ptr()
-        self._norm(*places, tokens, heads, size, stride, float_bits(eps))
+        more = heads, size, stride, float_bits(eps)
+        _call(self._norm, tokens, heads * size, *places, *more)
         return y
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor | None:
@@ -74,7 +89,7 @@ class BetweenKernels:
         if both // 2 % self._lanes or not _dense(gate_up):
             return None
         y = empty(rows, both // 2)
-        self._silu(y.data_ptr(), gate_up.data_ptr(), rows, both // 2)
+        _call(self._silu, rows, both, y.data_ptr(), gate_up.data_ptr(), both // 2)
         return y
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
@@ -85,7 +100,7 @@ class BetweenKernels:
             return None
         y = empty(tokens, heads, size)
         places = (each.data_ptr() for each in (y, x, cos, sin))
-        self._rope(*places, tokens, heads, size // 2, stride)
+        _call(self._rope, tokens, heads * size, *places, heads, size // 2, stride)
         return y
 
     def kv_write(self, pages: torch.Tensor, x: torch.Tensor, slots: torch.Tensor) -> bool:
@@ -96,7 +111,7 @@ class BetweenKernels:
         if size % self._lanes or inside != [size, 1] or not (_plain(x) and _dense(pages)):
             return False
         places = (each.data_ptr() for each in (pages, x, slots))
-        self._write(*places, tokens, heads, size, stride)
+        _call(self._write, tokens, heads * size, *places, heads, size, stride)
         return True
 
     def add(self, y: torch.Tensor, x: torch.Tensor) -> bool:
@@ -107,24 +122,25 @@ class BetweenKernels:
             return False
         if not (_dense(y) and _dense(x)):
             return False
-        self._add(y.data_ptr(), x.data_ptr(), rows, size, size if x.ndim == 2 else 0)
+        stride = size if x.ndim == 2 else 0
+        _call(self._add, rows, size, y.data_ptr(), x.data_ptr(), size, stride)
         return True
 
 
 def between_kernels() -> BetweenKernels | None:
     """The operators, compiled by their first caller. None without `llvmlite`, on other processors,
-    and after a failed trial."""
+    where torch's threads cannot be used, and after a failed trial."""
     with _lock:
-        return trusted_kernels(host())
+        return trusted_kernels(host(), parallel_region())
 
 
 @functools.cache
-def trusted_kernels(target: Host | None) -> BetweenKernels | None:
+def trusted_kernels(target: Host | None, region: int | None) -> BetweenKernels | None:
     """The operators, if their code compiles and a trial is right."""
-    if target is None:
+    if target is None or region is None:
         return None
     try:
-        kernels = BetweenKernels(target)
+        kernels = BetweenKernels(target, region)
     except RuntimeError:
         return None
     return kernels if is_right(kernels) else None
@@ -164,43 +180,52 @@ def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False
 ) -> torch.Tensor | None:
     """`reference.rms_norm`; None where torch must compute it."""
-    if plus_one or not _few(x) or (kernels := _kernels()) is None:
+    if plus_one or not _some(x) or (kernels := _kernels()) is None:
         return None
     return kernels.rms_norm(x, weight, eps)
 
 
 def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
     """`BetweenKernels.head_norm`; None where torch must compute it."""
-    kernels = _kernels() if _few(x) else None
+    kernels = _kernels() if _some(x) else None
     return None if kernels is None else kernels.head_norm(x, weight, eps)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor | None:
     """`reference.silu_mul`; None where torch must compute it."""
-    kernels = _kernels() if _few(gate_up) else None
+    kernels = _kernels() if _some(gate_up) else None
     return None if kernels is None else kernels.silu_mul(gate_up)
 
 
 def kv_write(pages: torch.Tensor, x: torch.Tensor, slots: torch.Tensor) -> bool:
     """`BetweenKernels.kv_write`; False where torch must do it."""
-    kernels = _kernels() if _few(x) else None
+    kernels = _kernels() if _some(x) else None
     return kernels is not None and kernels.kv_write(pages, x, slots)
 
 
 def add_(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """`y.add_(x)`."""
-    kernels = _kernels() if y.ndim == 2 and _few(y) else None
+    kernels = _kernels() if y.ndim == 2 and _some(y) else None
     return y if kernels is not None and kernels.add(y, x) else y.add_(x)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
     """`reference.rope`; None where torch must compute it."""
-    kernels = _kernels() if _few(x) else None
+    kernels = _kernels() if _some(x) else None
     return None if kernels is None else kernels.rope(x, cos, sin)
 
 
-def _few(x: torch.Tensor) -> bool:
-    return x.is_cpu and 0 < x.numel() <= _MOST
+def _call(function: NativeFunction, rows: int, size: int, *arguments: int) -> None:
+    """Call it for rows of `size` numbers, on torch's threads where these pay."""
+    shared = rows > 1 and rows * size > _ALONE
+    threads = torch.get_num_threads() if shared else 1
+    turn = -(-rows // (room_threads(threads) * _TURNS)) if shared else rows
+    above = ALWAYS if shared else NEVER
+    function(rows, turn, threads, 0, *arguments, shared_above=above)
+
+
+def _some(x: torch.Tensor) -> bool:
+    return x.is_cpu and x.numel() > 0
 
 
 def _plain(x: torch.Tensor) -> bool:

@@ -8,29 +8,32 @@ from typing import Any
 
 from asyncinfer.kernels.native.assembly import Assembly
 
-__all__ = ["NAMES", "between_code"]
+__all__ = ["HEAD", "NAMES", "between_code"]
 
-#: The functions, each of which writes float32 numbers to its first argument. Its arguments are the
-#: fields of a task.
+#: The functions, each of which writes float32 numbers to its first argument.
 NAMES = ("rms_norm", "silu_mul", "rope", "kv_write", "add")
+#: The fields that every task begins with: rows of all arguments, rows that a thread takes at a
+#: time, threads, and the counter that threads share, which is 0.
+HEAD = ("rows", "turn", "threads", "next")
 
 
 def between_code(lanes: int) -> str:
-    """The assembly of
+    """The assembly of functions of a task, whose fields are `HEAD` and the function's arguments:
 
-    - `rms_norm(y, x, weight, rows, heads, size, stride, eps)` of `heads` of `size` numbers,
-      `stride` numbers from one row of `x` to the next; `weight` `[heads, size]`,
-    - `silu_mul(y, x, rows, size)` of `x` `[rows, 2 * size]`,
-    - `rope(y, x, cos, sin, tokens, heads, half, stride)` of `heads` of `2 * half` numbers, `stride`
-      numbers from one token of `x` to the next; `cos` and `sin` `[tokens, 2 * half]`,
-    - `kv_write(pages, x, slots, tokens, heads, size, stride)`, which puts each head of `x` where
-      int64 `slots` `[tokens, heads]` say in `pages` `[any, size]`,
-    - `add(y, x, rows, size, stride)`, which adds `x` to `y` `[rows, size]`, `stride` numbers from
-      one row of `x` to the next.
+    - `rms_norm(y, x, weight, heads, size, stride, eps)` of `heads` of `size` numbers, `stride`
+      numbers from one row of `x` to the next; `weight` `[heads, size]`,
+    - `silu_mul(y, x, size)` of `x` `[rows, 2 * size]`,
+    - `rope(y, x, cos, sin, heads, half, stride)` of `heads` of `2 * half` numbers, `stride` numbers
+      from one row of `x` to the next; `cos` and `sin` `[rows, 2 * half]`,
+    - `kv_write(pages, x, slots, heads, size, stride)`, which puts each head of `x` where int64
+      `slots` `[rows, heads]` say in `pages` `[any, size]`,
+    - `add(y, x, size, stride)`, which adds `x` to `y` `[rows, size]`, `stride` numbers from one row
+      of `x` to the next.
 
-    Sizes are above 0; `size` and `half` are multiples of `lanes`.
+    Sizes are above 0; `size` and `half` are multiples of `lanes`. The threads of a task take one
+    turn of rows after the other.
     """
-    return _BetweenCode("between", lanes).text()
+    return _BetweenCode("between", lanes, HEAD).text()
 
 
 class _BetweenCode(Assembly):
@@ -45,8 +48,9 @@ class _BetweenCode(Assembly):
         return str(self.module)
 
     def _norm(self) -> None:
-        function, b = self._begun("rms_norm", *([self.pointer] * 3 + [self.i64] * 4 + [self.float]))
-        y, x, weight, rows, heads, size, stride, eps = function.args
+        task, b, (y, x, weight, heads, size, stride, eps) = self._begun(
+            "rms_norm", *([self.pointer] * 3 + [self.i64] * 3 + [self.float])
+        )
 
         def head(b: Any, number: Any, which: Any) -> None:
             skip = b.mul(which, size)
@@ -77,11 +81,10 @@ class _BetweenCode(Assembly):
 
             self.loop(b, heads, 1, one, [])
 
-        self._rows(b, rows, row)
+        self._rows(b, task, row)
 
     def _gate(self) -> None:
-        function, b = self._begun("silu_mul", *([self.pointer] * 2 + [self.i64] * 2))
-        y, x, rows, size = function.args
+        task, b, (y, x, size) = self._begun("silu_mul", self.pointer, self.pointer, self.i64)
         one, binary = self.all(1.0), self.all(-1 / math.log(2))
 
         def row(b: Any, number: Any) -> None:
@@ -100,14 +103,15 @@ class _BetweenCode(Assembly):
 
             self.loop(b, size, self.lanes, part, [])
 
-        self._rows(b, rows, row)
+        self._rows(b, task, row)
 
     def _rotation(self) -> None:
-        function, b = self._begun("rope", *([self.pointer] * 4 + [self.i64] * 4))
-        y, x, cos, sin, tokens, heads, half, stride = function.args
-        size = b.mul(half, self.integer(2))
+        task, b, (y, x, cos, sin, heads, half, stride) = self._begun(
+            "rope", *([self.pointer] * 4 + [self.i64] * 3)
+        )
 
         def token(b: Any, number: Any) -> None:
+            size = b.mul(half, self.integer(2))
             angles = [self._number(b, each, b.mul(number, size)) for each in (cos, sin)]
             ours = self._number(b, x, b.mul(number, stride))
             into = self._number(b, y, b.mul(number, b.mul(heads, size)))
@@ -128,11 +132,12 @@ class _BetweenCode(Assembly):
 
             self.loop(b, heads, 1, head, [])
 
-        self._rows(b, tokens, token)
+        self._rows(b, task, token)
 
     def _write(self) -> None:
-        function, b = self._begun("kv_write", *([self.pointer] * 3 + [self.i64] * 4))
-        pages, x, slots, tokens, heads, size, stride = function.args
+        task, b, (pages, x, slots, heads, size, stride) = self._begun(
+            "kv_write", *([self.pointer] * 3 + [self.i64] * 3)
+        )
 
         def token(b: Any, number: Any) -> None:
             ours = self._number(b, x, b.mul(number, stride))
@@ -152,11 +157,10 @@ class _BetweenCode(Assembly):
 
             self.loop(b, heads, 1, head, [])
 
-        self._rows(b, tokens, token)
+        self._rows(b, task, token)
 
     def _add(self) -> None:
-        function, b = self._begun("add", *[self.pointer] * 2, *[self.i64] * 3)
-        y, x, rows, size, stride = function.args
+        task, b, (y, x, size, stride) = self._begun("add", *[self.pointer] * 2, *[self.i64] * 2)
 
         def row(b: Any, number: Any) -> None:
             into = self._number(b, y, b.mul(number, size))
@@ -169,23 +173,33 @@ class _BetweenCode(Assembly):
 
             self.loop(b, size, self.lanes, part, [])
 
-        self._rows(b, rows, row)
+        self._rows(b, task, row)
 
-    def _begun(self, name: str, *kinds: Any) -> tuple[Any, Any]:
-        """What `begin` gives for a function that `name(task)` calls."""
-        function, b = self.begin(f"{name}_of", *kinds)
-        self.from_task(name, function)
-        return function, b
+    def _begun(self, name: str, *kinds: Any) -> tuple[Any, Any, Sequence[Any]]:
+        """A function that each thread of `name(task)` calls: its task, a builder at its beginning,
+        and the arguments behind `HEAD`. A narrow one takes the lowest of its field's 64 bits."""
+        function, b = self.begin(f"{name}_rows", self.pointer)
+        self.on_task(name, function)
+        (task,) = function.args
+        places = [self.integer(8 * (len(HEAD) + index)) for index in range(len(kinds))]
+        pairs = zip(places, kinds, strict=True)
+        return task, b, [b.load(self.at(b, task, at), typ=kind, align=8) for at, kind in pairs]
 
-    def _rows(self, b: Any, rows: Any, body: Callable[[Any, Any], None]) -> None:
-        """Emit a loop over rows, and the function's end."""
+    def _rows(self, b: Any, task: Any, body: Callable[[Any, Any], None]) -> None:
+        """Emit a loop over the rows that a thread takes, and the function's end."""
+        rows, turn = self.field(b, task, "rows"), self.field(b, task, "turn")
+        turns = b.sdiv(b.add(rows, b.sub(turn, self.integer(1))), turn)
+        index, following = self.next_item(b, task, turns)
+        first = b.mul(index, turn)
+        left = b.sub(rows, first)
+        count = b.select(b.icmp_signed("<", turn, left), turn, left)
 
         def one(b: Any, number: Any, _: Sequence[Any]) -> Sequence[Any]:
-            body(b, number)
+            body(b, b.add(first, number))
             return []
 
-        self.loop(b, rows, 1, one, [])
-        b.ret_void()
+        self.loop(b, count, 1, one, [])
+        b.branch(following)
 
     def _number(self, b: Any, floats: Any, number: Any) -> Any:
         """The address of one of float32 `floats`."""
