@@ -92,6 +92,8 @@ class Chunk(NamedTuple):
     index: int = 0  # type: ignore[assignment]
     #: None until the last chunk of this index.
     finish_reason: str | None = None
+    #: With the last chunk of this index, see `Choice`.
+    stop_reason: str | int | None = None
 
     @property
     def partial(self) -> Any:
@@ -164,6 +166,9 @@ class Choice:
     reasoning: str = ""
     #: The tools that the answer to a chat calls, which `text` leaves out.
     tool_calls: tuple[ToolCall, ...] = ()
+    #: What ended an answer whose `finish_reason` is "stop": the string of `stop`, the text that
+    #: `stop_regex` matched, or the token of `stop_token_ids`. None for any other end.
+    stop_reason: str | int | None = None
 
     @property
     def message(self) -> dict[str, Any]:
@@ -234,3 +239,8 @@ class Completion:
     @property
     def finish_reason(self) -> str:
         return self.choices[0].finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """See `Choice.stop_reason`."""
+        return self.choices[0].stop_reason

@@ -18,7 +18,7 @@ MOST = {
     "cli": 3_090,
     "clients": 572,
     "doctor": 689,
-    "engine": 8_922,
+    "engine": 8_947,
     "files": 159,
     "grammar": 1_165,
     "integrations": 1_744,
@@ -37,13 +37,13 @@ MOST = {
     "server": 3_496,
     "speculation": 1_052,
     "telemetry": 600,
-    "testing": 9_952,
+    "testing": 9_960,
     "text": 3_493,
-    "tools": 2_795,
+    "tools": 2_800,
     "weights": 3_178,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_398
+MOST_BESIDE = 2_408
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 MODULE = '''"""Of two lines.

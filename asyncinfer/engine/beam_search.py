@@ -166,9 +166,11 @@ class BeamSearch:
         output.count = sum(len(each.tokens) for each in found)
         request.scores = tuple(each.score for each in found)
         for index, answer in enumerate(found):
-            text = self._text(answer, output.sequence)
-            request.delivered += len(answer.tokens)
-            request.buffer.put((text, answer.tokens, (), index, answer.finish_reason))
+            text, tokens = self._text(answer, output.sequence), answer.tokens
+            asked = answer.finish_reason == "stop" and tokens[-1] in request.params.stop_token_ids
+            stop = tokens[-1] if asked else None
+            request.delivered += len(tokens)
+            request.buffer.put((text, tokens, (), index, answer.finish_reason, stop))
         return found[0].finish_reason
 
     def _text(self, answer: Hypothesis, sequence: Sequence) -> str:

@@ -44,7 +44,7 @@ END_COST = 4
 #: Logprobs on their way; the empty tuple for none.
 Packed: TypeAlias = RowLogprobs | tuple[()]
 #: The fields of a `Chunk`.
-Content: TypeAlias = tuple[str, tuple[int, ...], Packed, int, str | None]
+Content: TypeAlias = tuple[str, tuple[int, ...], Packed, int, str | None, str | int | None]
 
 
 class Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
+from typing import TypeAlias
 
 from asyncinfer.engine.loop_bridge import Packed
 from asyncinfer.engine.repetition import LoopDetector
@@ -13,6 +14,9 @@ from asyncinfer.text import TextStop
 from asyncinfer.tools import Detokenizes
 
 __all__ = ["OutputStream"]
+
+#: Text, why the answer ends, if it does, and what ends it: see `Choice.stop_reason`.
+_Read: TypeAlias = tuple[str, str | None, str | int | None]
 
 
 class OutputStream(TokenSink):
@@ -58,23 +62,23 @@ class OutputStream(TokenSink):
             text = self.detokenizer.push(tokens[0])
             request = self.request
             request.delivered += 1
-            request.buffer.put((text, tokens, logprobs, self.index, None))
+            request.buffer.put((text, tokens, logprobs, self.index, None, None))
             return None
         if not tokens or (self.stops is None and self.loops is None):
             # A count of 0: the answer ends before its first token.
             self.count += count
-            text, reason = self._read(tokens, reason)
+            text, reason, stop = self._read(tokens, reason)
         else:
             before = self.count
-            text, reason = self._read_each(tokens, reason)
+            text, reason, stop = self._read_each(tokens, reason)
             if self.count < before + count:
                 # The answer ended before the last of them.
                 count = self.count - before
                 tokens, logprobs = tokens[:count], logprobs[:count] if logprobs else ()
         if self.unsent is None:
-            self._put(text, tokens, logprobs, reason)
+            self._put(text, tokens, logprobs, reason, stop)
         elif self.unsent.add(text, tokens, logprobs) or reason is not None:
-            self._put(*self.unsent.take(), reason)
+            self._put(*self.unsent.take(), reason, stop)
         return reason
 
     def finish(self, reason: str) -> None:
@@ -82,7 +86,7 @@ class OutputStream(TokenSink):
         text = self.detokenizer.flush()
         if self.stops is not None:
             text, found = self.stops.push(text, self.count >= self.request.params.min_tokens)
-            if not found:
+            if found is None:
                 text += self.stops.flush()
         self._put_last(text, reason)
 
@@ -106,27 +110,36 @@ class OutputStream(TokenSink):
             self._put(*self.unsent.take(), reason)
 
     def _put(
-        self, text: str, tokens: tuple[int, ...], logprobs: Packed, reason: str | None
+        self,
+        text: str,
+        tokens: tuple[int, ...],
+        logprobs: Packed,
+        reason: str | None,
+        stop: str | int | None = None,
     ) -> None:
         request = self.request
         request.delivered += len(tokens)
-        request.buffer.put((text, tokens, logprobs, self.index, reason))
+        request.buffer.put((text, tokens, logprobs, self.index, reason, stop))
 
-    def _read_each(self, tokens: abc.Sequence[int], reason: str | None) -> tuple[str, str | None]:
+    def _read_each(self, tokens: abc.Sequence[int], reason: str | None) -> _Read:
         """`_read`, one token after the other, up to the first that ends the answer."""
         text, last = "", len(tokens) - 1
         for index, token in enumerate(tokens):
             self.count += 1
-            more, ended = self._read((token,), reason if index == last else None)
+            more, ended, stop = self._read((token,), reason if index == last else None)
             text += more
             if ended is not None:
-                return text, ended
-        return text, None
+                return text, ended, stop
+        return text, None, None
 
-    def _read(self, tokens: abc.Sequence[int], reason: str | None) -> tuple[str, str | None]:
-        """The text that `tokens` settle, and why the answer ends, if it does."""
-        shown = tokens[:-1] if reason == "stop" else tokens
-        if reason == "complete":
+    def _read(self, tokens: abc.Sequence[int], reason: str | None) -> _Read:
+        """The text that `tokens` settle, why the answer ends, if it does, and what ends it."""
+        shown, stop = tokens, None
+        if reason == "stop":
+            shown = tokens[:-1]
+            # Most answers end with the model's own end of text, which nobody asked for.
+            stop = tokens[-1] if tokens[-1] in self.request.params.stop_token_ids else None
+        elif reason == "complete":
             reason = "stop"
         if self.loops is not None and any(map(self.loops.push, tokens)):
             reason = reason or "repetition"
@@ -135,11 +148,16 @@ class OutputStream(TokenSink):
             text += self.detokenizer.flush()
         if self.stops is not None:
             text, found = self.stops.push(text, self.count >= self.request.params.min_tokens)
-            if found:
-                reason = "stop"
-            elif reason is not None:
+            if found is not None:
+                message = self.request.message
+                return (
+                    text,
+                    "stop",
+                    found if message is None else message.delimiters.unmarked(found),
+                )
+            if reason is not None:
                 text += self.stops.flush()
-        return text, reason
+        return text, reason, stop
 
 
 class _Unsent:

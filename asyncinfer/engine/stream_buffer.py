@@ -104,7 +104,7 @@ class Coalescing:
 class _Late:
     """A chunk that later chunks are merged into."""
 
-    __slots__ = ("_index", "_logprobs", "_reason", "_text", "_tokens")
+    __slots__ = ("_index", "_logprobs", "_reason", "_stop", "_text", "_tokens")
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -112,9 +112,10 @@ class _Late:
         self._tokens: list[int] = []
         self._logprobs: list[RowLogprobs] = []
         self._reason: str | None = None
+        self._stop: str | int | None = None
 
     def add(self, content: Content) -> None:
-        text, tokens, logprobs, _, self._reason = content
+        text, tokens, logprobs, _, self._reason, self._stop = content
         self._text.write(text)
         self._tokens += tokens
         if logprobs:
@@ -122,7 +123,8 @@ class _Late:
 
     def content(self) -> Content:
         logprobs = RowLogprobs.join(self._logprobs) if self._logprobs else ()
-        return self._text.getvalue(), tuple(self._tokens), logprobs, self._index, self._reason
+        text, tokens = self._text.getvalue(), tuple(self._tokens)
+        return text, tokens, logprobs, self._index, self._reason, self._stop
 
 
 class StreamBuffer(ChunkWaiter):
@@ -245,8 +247,8 @@ class ScoredBuffer(StreamBuffer):
         self._kept: list[list[RowLogprobs]] = [[] for _ in range(answers)]
 
     def take(self) -> Chunk:
-        text, token_ids, packed, index, reason = self.take_packed()
-        return Chunk(text, token_ids, tuple(packed), index, reason)
+        text, token_ids, packed, index, reason, stop = self.take_packed()
+        return Chunk(text, token_ids, tuple(packed), index, reason, stop)
 
     def take_packed(self) -> Content:
         content = super().take_packed()

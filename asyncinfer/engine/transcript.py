@@ -58,7 +58,7 @@ class Transcript:
         return AnswerChunk.of(shown, answer.texts, self._reader, delta)
 
     def add(self, chunk: Chunk | Content) -> None:
-        text, token_ids, _, index, reason = chunk
+        text, token_ids, _, index, reason, stop = chunk
         answer = self._answers[index]
         if answer.parser is None:
             answer.texts.append(text)
@@ -68,7 +68,7 @@ class Transcript:
             answer.counts.append(len(token_ids))
         answer.token_ids.extend(token_ids)
         if reason is not None:
-            answer.finish_reason = reason
+            answer.finish_reason, answer.stop_reason = reason, stop
 
     def usage(self, usage: Usage) -> Usage:
         """What the request took, with the tokens of reasoning that were read."""
@@ -94,6 +94,7 @@ class Transcript:
                 token_ids=tuple(answer.token_ids),
                 logprobs=await unpack(buffer.kept(index), bridge),
                 finish_reason=answer.finish_reason or "aborted",
+                stop_reason=answer.stop_reason,
                 reader=self._reader,
                 reasoning="".join(answer.reasoning),
                 tool_calls=tuple(call.whole(self._tools) for call in answer.calls),
@@ -175,6 +176,7 @@ class _Received:
         "parser",
         "reasoning",
         "sizes",
+        "stop_reason",
         "texts",
         "token_ids",
         "unread",
@@ -184,6 +186,7 @@ class _Received:
         self.texts: list[str] = []
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
         #: The parser of an answer that is a message, whose `texts` are then its content.
         self.parser: MessageParser | None = None
         #: Texts that the parser has not read.

@@ -96,8 +96,8 @@ class StopRegex:
         self._held = ""
         self._begun: LLMatcher | None = None
 
-    def push(self, text: str, ends: bool = True) -> tuple[str, bool]:
-        """`(text safe to show, whether there is a match)`. Not to be called after a match. Unless
+    def push(self, text: str, ends: bool = True) -> tuple[str, str | None]:
+        """`(text safe to show, the match if there is one)`. Not to be called after a match. Unless
         `ends`, a match that `text` completes does not count; one that only begins in it still may.
 
         Raises `RequestFailed` where an automaton takes too much work.
@@ -107,9 +107,9 @@ class StopRegex:
             held = self._held + char
             if self._ends_with(char) and ends and (start := self._start(held)) is not None:
                 self._held = ""
-                return "".join(shown) + (held if self._include else held[:start]), True
+                return "".join(shown) + (held if self._include else held[:start]), held[start:]
             shown.append(self._hold(char))
-        return "".join(shown), False
+        return "".join(shown), None
 
     def flush(self) -> str:
         """What was held back: the text ended without a match."""

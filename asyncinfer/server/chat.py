@@ -19,6 +19,7 @@ from asyncinfer.server.usage import (
     finish_reason,
     head,
     request_options,
+    stop_reason,
     usage_of,
     wants_usage,
 )
@@ -67,6 +68,7 @@ def _answer(call: Call, model: Model, done: Completion, logprobs: bool) -> dict[
             "message": message_of(choice),
             "logprobs": None if tokenizer is None else chat_logprobs(tokenizer, choice.logprobs),
             "finish_reason": finish_reason(choice.finish_reason, LastCall(choice.tool_calls).whole),
+            **stop_reason(choice),
         }
         for choice in done.choices
     ]
@@ -96,6 +98,8 @@ async def _events(
                 call.raw_events(_EVENT % (opening, index, delta or b"{}", scores, _NULL))
             if chunk.finish_reason is not None:
                 reason = json_bytes(finish_reason(chunk.finish_reason, last[index].whole))
+                if chunk.stop_reason is not None:
+                    reason += b',"stop_reason":%b' % json_bytes(chunk.stop_reason)
                 call.raw_events(_EVENT % (opening, index, b"{}", _NULL, reason))
             if call.is_due(stream.ready):
                 await call.flush()

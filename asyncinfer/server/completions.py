@@ -23,6 +23,7 @@ from asyncinfer.server.usage import (
     finish_reason,
     head,
     request_options,
+    stop_reason,
     usage_of,
     wants_usage,
 )
@@ -88,9 +89,10 @@ class Completions:
                         assert isinstance(prompt, list)
                         offsets = TextOffsets(tokenizer, () if scored else prompt)
                         logprobs = completion_logprobs(tokenizer, [*scores, *own], offsets)
-                    told = {"index": len(choices), "text": text + choice.text}
+                    told: dict[str, Any] = {"index": len(choices), "text": text + choice.text}
                     reason = finish_reason(choice.finish_reason)
-                    choices.append({**told, "logprobs": logprobs, "finish_reason": reason})
+                    told |= {"logprobs": logprobs, "finish_reason": reason, **stop_reason(choice)}
+                    choices.append(told)
             return {**answer, "choices": choices, "usage": usage_of(total)}
 
         await call.made(scored_bytes(options, total), written)
@@ -211,6 +213,7 @@ class _CompletionEvents:
                         "text": text,
                         "logprobs": logprobs,
                         "finish_reason": finish_reason(chunk.finish_reason),
+                        **stop_reason(chunk),
                     }
                     data = b"%b%b]}\n\n" % (self._common.opening, json_bytes(choice))
                     self._call.raw_events(data)

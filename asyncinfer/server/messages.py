@@ -68,8 +68,6 @@ def _is_begun(chat: list[dict[str, Any]]) -> bool:
 
 def _options(body: Mapping[str, Any]) -> dict[str, Any]:
     options = {**options_of(body, MESSAGES), **_tools(body)}
-    # Included, since the end of the text then shows which stop string ended the answer.
-    options["include_stop"] = True
     for at, stop in enumerate(field_list(body, "stop_sequences")):
         # Reasoning is followed by white space that is no part of the answer.
         if isinstance(stop, str) and stop.isspace():
@@ -136,12 +134,11 @@ class _Answer:
             stopped, usage = await self._read(chat)
             return {**self._message(self._content(), usage), **stopped}
         done = await self._model.engine.generate(chat, **self._options)
-        text, thinking, reason, stop = self._end(done, done.finish_reason)
         content: list[dict[str, Any]] = []
-        if thinking:
-            content.append({"type": "thinking", "thinking": thinking, "signature": ""})
-        content.append({"type": "text", "text": text})
-        return {**self._message(content, _usage(done.usage)), **_stopped(reason, stop)}
+        if done.reasoning:
+            content.append({"type": "thinking", "thinking": done.reasoning, "signature": ""})
+        content.append({"type": "text", "text": done.text})
+        return {**self._message(content, _usage(done.usage)), **self._ended(done)}
 
     def _content(self) -> list[dict[str, Any]]:
         """The blocks that were kept."""
@@ -166,7 +163,7 @@ class _Answer:
     async def _read(self, chat: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Make the blocks, with their events. Returns why the answer ended, and what it took."""
         engine, call = self._model.engine, self._call
-        reason, stop = "end_turn", None
+        stopped = _stopped("end_turn", None)
         async with engine.stream(chat, **self._options) as stream:
             async for chunk in stream:
                 if self._kept is None and not call.begun:
@@ -174,14 +171,14 @@ class _Answer:
                     usage = _usage(Usage(prompt_tokens=stream.prompt_tokens or 0))
                     message = {**self._message([], usage), **_stopped(None, None)}
                     self._event("message_start", message=message)
-                text, thinking = chunk.text, chunk.reasoning
                 calls, more = chunk.tool_calls, begun_before(chunk.tool_calls)
                 for each in calls[:more]:
                     self._call_delta(each)
                 self._last.add(calls)
                 if chunk.finish_reason is not None:
-                    text, thinking, reason, stop = self._end(chunk, chunk.finish_reason)
-                thinking, text = self._begun("thinking", thinking), self._begun("text", text)
+                    stopped = self._ended(chunk)
+                thinking = self._begun("thinking", chunk.reasoning)
+                text = self._begun("text", chunk.text)
                 if thinking:
                     delta = {"type": "thinking_delta", "thinking": thinking}
                     self._delta("thinking", {"thinking": "", "signature": ""}, delta, thinking)
@@ -193,7 +190,7 @@ class _Answer:
                 if call.is_due(stream.ready):
                     await call.flush()
             self._close()
-            return _stopped(reason, stop), _usage(stream.usage or Usage())
+            return stopped, _usage(stream.usage or Usage())
 
     def _message(self, content: list[Any], usage: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -205,29 +202,13 @@ class _Answer:
             "usage": usage,
         }
 
-    def _end(self, last: Completion | Chunk, reason: str) -> tuple[str, str, str, str | None]:
-        """Text and thinking without the string that ended them, why the answer ended, and that
-        string, which may have ended a call, too."""
-        text, thinking, calls = last.text, last.reasoning, last.tool_calls
-        if reason not in ("stop", "stopped"):
-            return text, thinking, "max_tokens", None
-        stops = self._options.get("stop", ()) if reason == "stop" else ()
-        stops = sorted(stops, key=len, reverse=True)
-        ends = [text, *(call.arguments for call in calls[-1:])] if text or calls else [thinking]
-        for stop in stops:
-            # White space at its beginning may have parted it from what came before.
-            bare = stop.lstrip()
-            if bare != stop and text.lstrip() == bare:
-                return "", thinking, "stop_sequence", stop
-            if any(end.endswith(stop) for end in ends):
-                thought = thinking if text or calls else thinking.removesuffix(stop)
-                return text.removesuffix(stop), thought, "stop_sequence", stop
-        if self._last.whole:
-            return text, thinking, "tool_use", None
-        if self._last.whole is False and stops:
-            # It cut a call whose arguments are not written as JSON, which shows no end of it.
-            return text, thinking, "stop_sequence", stops[0] if len(stops) == 1 else None
-        return text, thinking, "end_turn", None
+    def _ended(self, last: Completion | Chunk) -> dict[str, Any]:
+        """Why the answer ended."""
+        if last.finish_reason not in ("stop", "stopped"):
+            return _stopped("max_tokens", None)
+        if isinstance(last.stop_reason, str):
+            return _stopped("stop_sequence", last.stop_reason)
+        return _stopped("tool_use" if self._last.whole else "end_turn", None)
 
     def _call_delta(self, each: ToolCallDelta) -> None:
         if each.id is not None:

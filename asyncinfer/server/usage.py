@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from asyncinfer.chunk import ToolCall, ToolCallDelta, Usage
+from asyncinfer.chunk import Choice, Chunk, ToolCall, ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.models import Model
@@ -20,6 +20,7 @@ __all__ = [
     "finish_reason",
     "head",
     "request_options",
+    "stop_reason",
     "usage_of",
     "wants_usage",
 ]
@@ -112,6 +113,11 @@ def finish_reason(reason: str | None, called: bool | None = False) -> str | None
     if called and reason == "stop":
         return "tool_calls"
     return {"stopped": "stop", "repetition": "length"}.get(reason or "", reason)
+
+
+def stop_reason(ended: Choice | Chunk) -> dict[str, Any]:
+    """The field of vLLM's server that tells what ended a choice, where there is something."""
+    return {} if ended.stop_reason is None else {"stop_reason": ended.stop_reason}
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:

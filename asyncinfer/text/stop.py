@@ -20,7 +20,7 @@ _ENTRY: Final = 5
 class TextStop(Protocol):
     """Watches the text of one sequence, and ends it early."""
 
-    def push(self, text: str, ends: bool = True) -> tuple[str, bool]:
+    def push(self, text: str, ends: bool = True) -> tuple[str, str | None]:
         """See `StopStrings.push`."""
 
     def flush(self) -> str:
@@ -36,12 +36,12 @@ class StopChain:
         self._first = first
         self._second = second
 
-    def push(self, text: str, ends: bool = True) -> tuple[str, bool]:
+    def push(self, text: str, ends: bool = True) -> tuple[str, str | None]:
         text, found = self._first.push(text, ends)
         shown, earlier = self._second.push(text, ends)
         if found and not earlier:
             shown += self._second.flush()
-        return shown, found or earlier
+        return shown, earlier or found
 
     def flush(self) -> str:
         shown, found = self._second.push(self._first.flush())
@@ -81,8 +81,8 @@ class StopStrings:
         self._include = include
         self._held = ""
 
-    def push(self, text: str, ends: bool = True) -> tuple[str, bool]:
-        """`(text safe to show, whether a stop string was found)`. Not to be called after a match.
+    def push(self, text: str, ends: bool = True) -> tuple[str, str | None]:
+        """`(text safe to show, the stop string that was found)`. Not to be called after a match.
         Unless `ends`, a stop string that `text` completes does not count; one that only begins in
         it still may."""
         held = len(self._held)
@@ -99,11 +99,11 @@ class StopStrings:
             text = self._held + text
             self._held = ""
         if match >= 0:
-            return text[: match + len(stop) if self._include else match], True
+            return text[: match + len(stop) if self._include else match], stop
         if waiting:
             self._held = text[-waiting:]
             text = text[:-waiting]
-        return text, False
+        return text, None
 
     def flush(self) -> str:
         """What was held back: the text ended without a stop string."""

@@ -45,6 +45,7 @@ class Delimiters:
             ord(mark): "" if added[text] in tokenizer.special_ids else text
             for text, mark in self._spelled.items()
         }
+        self._texts = {ord(mark): text for text, mark in self._spelled.items()}
         self._any = re.compile("|".join(map(re.escape, tokens))) if tokens else None
 
     def spelled(self, text: str) -> str:
@@ -52,6 +53,10 @@ class Delimiters:
         if self._any is None:
             return text
         return self._any.sub(lambda found: self._spelled[found[0]], text)
+
+    def unmarked(self, text: str) -> str:
+        """A marked text with each delimiter in the place of its mark."""
+        return text if text.isascii() else text.translate(self._texts)
 
     def shown(self, text: str) -> str:
         """A marked text for people: a mark becomes its delimiter, or nothing for a special

@@ -73,12 +73,52 @@ async def test_an_expression_ends_the_answer_before_its_first_match(interval: in
                 texts.append(chunk.text)
                 assert re.search(pattern, "".join(texts)) is None
         assert "".join(texts) == whole[: match.start()]
-        assert chunk.finish_reason == "stop"
+        assert (chunk.finish_reason, chunk.stop_reason) == ("stop", match.group())
         shown = await engine.generate("x", **options, stop_regex=[pattern], include_stop=True)
-        assert shown.text == whole[: match.end()]
+        assert (shown.text, shown.stop_reason) == (whole[: match.end()], match.group())
         stop = whole[60:64]
         shown = await engine.generate("x", **options, stop=stop, include_stop=True)
-        assert shown.text == whole[: whole.index(stop) + 4]
+        assert (shown.text, shown.stop_reason) == (whole[: whole.index(stop) + 4], stop)
+
+
+async def test_each_answer_tells_what_ended_it() -> None:
+    async with Engine(FakeModel()) as engine:
+        options: dict[str, Any] = {"max_tokens": 40, "seed": 5, "temperature": 1.0}
+        options |= {"regex": "[ab1]{60}"}
+        whole = await engine.generate("x", **options, n=4)
+        assert {(each.finish_reason, each.stop_reason) for each in whole.choices} == {
+            ("length", None)
+        }
+        stops = ["aab", "1b", "bab"]
+        done = await engine.generate("x", **options, n=4, stop=stops, stop_token_ids=[ord("1")])
+        assert done.stop_reason == done.choices[0].stop_reason
+        ends = set()
+        for long, short in zip(whole.choices, done.choices, strict=True):
+            places = {stop: long.text.find(stop) for stop in ["1", *stops] if stop in long.text}
+            first = min(places, key=lambda stop: places[stop] + len(stop))
+            assert short.stop_reason == (ord("1") if first == "1" else first)
+            assert (short.text, short.finish_reason) == (long.text[: places[first]], "stop")
+            ends.add(first)
+        assert len(ends) > 1
+        # The model's own end, and the end of a format, were not asked for.
+        done = await engine.generate("x", regex="ab")
+        assert (done.finish_reason, done.stop_reason) == ("stop", None)
+    async with Engine(FakeModel(eos_every=10)) as engine:
+        done = await engine.generate("x", max_tokens=900)
+        assert (done.finish_reason, done.stop_reason) == ("stop", None)
+
+
+@pytest.mark.parametrize("on_full", ["pause", "coalesce"])
+async def test_chunks_that_are_merged_or_scored_tell_it_too(on_full: str) -> None:
+    async with Engine(FakeModel()) as engine:
+        options: dict[str, Any] = {"regex": "[ab1]{60}", "stop": ["aab", "1b"], "seed": 5}
+        whole = await engine.generate("x", **options)
+        asked = {"logprobs": 0} if on_full == "pause" else {"buffer": 1}
+        async with engine.stream("x", **options, **asked, on_full=on_full) as stream:
+            chunks = [chunk async for chunk in stream]
+        assert whole.stop_reason in options["stop"]
+        assert [chunk.stop_reason for chunk in chunks[-1:]] == [whole.stop_reason]
+        assert not any(chunk.stop_reason for chunk in chunks[:-1])
 
 
 async def test_an_expression_that_takes_too_much_work_fails_its_own_request(

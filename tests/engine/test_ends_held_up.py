@@ -133,9 +133,9 @@ async def test_a_request_that_ended_while_it_was_prepared_is_not_refused() -> No
 async def test_usage_counts_no_token_that_came_after_the_end() -> None:
     """The watchdog tells of the end while the decode thread is about to hand out a token."""
     buffer = StreamBuffer(current_bridge({}))
-    buffer.put(("a", (1,), (), 0, None))
+    buffer.put(("a", (1,), (), 0, None, None))
     buffer.bridge.flush()
-    buffer.put(("b", (2, 3), (), 0, None))
+    buffer.put(("b", (2, 3), (), 0, None, None))
     late = Outcome(DeadlineExceeded("late"), Usage(prompt_tokens=5, completion_tokens=3))
     buffer.bridge.send(Batch((buffer, late)))
     buffer.bridge.flush()

@@ -318,11 +318,11 @@ async def test_what_a_step_delivers_after_the_end_is_dropped() -> None:
 async def test_a_chunk_that_was_half_put_when_the_engine_died() -> None:
     engine = InlineEngine(FakeModel())
     box = StreamBuffer(engine.bridge)
-    box.put(("whole", (1,), None, 0, None))
+    box.put(("whole", (1,), None, 0, None, None))
     # What `put` has done when the watchdog looks.
     engine.bridge.batch.buffers.append(box)
     engine.bridge.rescue()
     engine.bridge.send(Batch((box, Outcome(EngineDead("hung")))))
-    box.put(("late", (2,), None, 0, None))
+    box.put(("late", (2,), None, 0, None, None))
     engine.bridge.flush()
     assert [chunk[0] for chunk in box.chunks] == ["whole"]

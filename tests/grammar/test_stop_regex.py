@@ -34,14 +34,14 @@ def first_match(patterns: tuple[str, ...], text: str, least: int = 0) -> tuple[i
     return None
 
 
-def pushed(stop: StopRegex | StopChain, pieces: list[str]) -> tuple[str, bool]:
+def pushed(stop: StopRegex | StopChain, pieces: list[str]) -> tuple[str, str | None]:
     shown = ""
     for piece in pieces:
         text, found = stop.push(piece)
         shown += text
-        if found:
-            return shown, True
-    return shown + stop.flush(), False
+        if found is not None:
+            return shown, found
+    return shown + stop.flush(), None
 
 
 def cut(chooser: random.Random, text: str) -> list[str]:
@@ -64,30 +64,32 @@ def test_the_text_ends_where_trying_finds_the_first_match(patterns: tuple[str, .
             text += "\n\nUser: b"
         match = first_match(patterns, text)
         pieces = cut(chooser, text)
-        expected = (text, False) if match is None else (text[: match[0]], True)
-        assert pushed(StopRegex(program), pieces) == expected
-        if match is not None:
-            found += 1
-            included = pushed(StopRegex(program, include=True), pieces)
-            assert included == (text[: match[1]], True)
+        if match is None:
+            assert pushed(StopRegex(program), pieces) == (text, None)
+            continue
+        found += 1
+        start, end = match
+        assert pushed(StopRegex(program), pieces) == (text[:start], text[start:end])
+        included = pushed(StopRegex(program, include=True), pieces)
+        assert included == (text[:end], text[start:end])
     assert found > 5
 
 
 def test_only_what_can_begin_a_match_is_held_back() -> None:
     stop = StopRegex(compile_stop(("foo[0-9]+;",)))
-    assert stop.push("a fo") == ("a ", False)
-    assert stop.push("f") == ("fo", False)
-    assert stop.push("oo12") == ("", False)
-    assert stop.push("x") == ("foo12x", False)
-    assert stop.push("foo7") == ("", False)
+    assert stop.push("a fo") == ("a ", None)
+    assert stop.push("f") == ("fo", None)
+    assert stop.push("oo12") == ("", None)
+    assert stop.push("x") == ("foo12x", None)
+    assert stop.push("foo7") == ("", None)
     assert stop.flush() == "foo7"
 
 
 def test_a_match_that_does_not_count_yet() -> None:
     stop = StopRegex(compile_stop(("ab",)))
-    assert stop.push("ab", False) == ("ab", False)
-    assert stop.push("xa", False) == ("x", False)
-    assert stop.push("b") == ("", True)
+    assert stop.push("ab", False) == ("ab", None)
+    assert stop.push("xa", False) == ("x", None)
+    assert stop.push("b") == ("", "ab")
 
 
 def test_a_match_is_bounded_and_so_is_what_is_held_back() -> None:
@@ -95,28 +97,28 @@ def test_a_match_is_bounded_and_so_is_what_is_held_back() -> None:
     program = compile_stop(("a(.|\\n)*z",))
     stop = StopRegex(program)
     shown, found = stop.push("a" + "b" * (span - 2))
-    assert (shown, found) == ("", False)
-    assert stop.push("z") == ("", True)
+    assert (shown, found) == ("", None)
+    assert stop.push("z") == ("", "a" + "b" * (span - 2) + "z")
     stop = StopRegex(program)
     shown, found = stop.push("a" + "b" * (span - 1))
     assert shown
-    assert (shown + stop.push("z")[0], found) == ("a" + "b" * (span - 1) + "z", False)
+    assert (shown + stop.push("z")[0], found) == ("a" + "b" * (span - 1) + "z", None)
     # One that goes on begins again where its automata do.
     stop = StopRegex(compile_stop(("ab{3}c",)))
     for _ in range(700):
         assert not stop.push("ab b" * 32)[1]
     assert stop.push("abb")[0] == ""
-    assert stop.push("bc") == ("", True)
+    assert stop.push("bc") == ("", "abbbc")
 
 
 def test_with_stop_strings_the_first_of_both_ends_the_text() -> None:
     def both() -> StopChain:
         return StopChain(StopStrings(("END", "x9")), StopRegex(compile_stop(("x[0-9]{2}",))))
 
-    assert pushed(both(), ["one EN", "D x12"]) == ("one ", True)
-    assert pushed(both(), ["one x", "12 END"]) == ("one ", True)
-    assert pushed(both(), ["one x", "9"]) == ("one ", True)
-    assert pushed(both(), ["one x1", " E"]) == ("one x1 E", False)
+    assert pushed(both(), ["one EN", "D x12"]) == ("one ", "END")
+    assert pushed(both(), ["one x", "12 END"]) == ("one ", "x12")
+    assert pushed(both(), ["one x", "9"]) == ("one ", "x9")
+    assert pushed(both(), ["one x1", " E"]) == ("one x1 E", None)
 
 
 @pytest.mark.parametrize("pattern", ["(", "a*", "[b-a]", "(a?){0,60}"])

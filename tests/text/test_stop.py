@@ -16,15 +16,15 @@ PARTS = st.text(alphabet="abc", max_size=6)
 STOPS = st.lists(PARTS.filter(bool), min_size=1, max_size=4).map(tuple)
 
 
-def naive(stops: tuple[str, ...], text: str) -> tuple[str, bool]:
-    """What may be shown of the whole text so far, and whether it ends here."""
-    matches = [text.find(stop) for stop in stops if stop in text]
-    if matches:
-        return text[: min(matches)], True
+def naive(stops: tuple[str, ...], text: str) -> tuple[str, str | None]:
+    """What may be shown of the whole text so far, and the stop string that ends it here."""
+    found = min((stop for stop in stops if stop in text), key=text.find, default=None)
+    if found is not None:
+        return text[: text.find(found)], found
     for start in range(len(text)):
         if any(stop.startswith(text[start:]) for stop in stops):
-            return text[:start], False
-    return text, False
+            return text[:start], None
+    return text, None
 
 
 @given(stops=STOPS, parts=st.lists(PARTS, max_size=10))
@@ -59,9 +59,10 @@ def test_what_is_complete_early_does_not_count_and_what_began_early_does(
             for start in range(len(text))
             if text.startswith(stop, start) and start + len(stop) > before
         ]
-        assert found == bool(ends and starts)
-        if found:
+        assert (found is not None) == bool(ends and starts)
+        if found is not None:
             assert shown == text[: min(starts)]
+            assert text.startswith(found, min(starts))
             return
         # Held back is what may begin one, and nothing else.
         rest = text[len(shown) :]
@@ -79,12 +80,12 @@ def test_a_stop_string_over_three_tokens() -> None:
     watch = StopStrings(("\n\ndef", "\nclass"))
     parts = ("return a", "\n", "\n", "d", "one", "\n", "\nde", "f b")
     pushed = [watch.push(part) for part in parts]
-    assert pushed[:4] == [("return a", False), ("", False), ("", False), ("", False)]
-    assert pushed[4:] == [("\n\ndone", False), ("", False), ("", False), ("", True)]
+    assert pushed[:4] == [("return a", None), ("", None), ("", None), ("", None)]
+    assert pushed[4:] == [("\n\ndone", None), ("", None), ("", None), ("", "\n\ndef")]
 
 
 def test_without_stop_strings_everything_passes() -> None:
-    assert StopStrings(()).push("text") == ("text", False)
+    assert StopStrings(()).push("text") == ("text", None)
 
 
 def test_the_worst_stop_strings_cost_little_per_character() -> None:
@@ -105,7 +106,7 @@ def test_many_texts_hold_what_is_charged_for_them(last: str) -> None:
     try:
         first = StopStrings(stops)
         watches = [first.another() for _ in range(texts)]
-        assert all(watch.push(text) == ("a" * 977, False) for watch in watches)
+        assert all(watch.push(text) == ("a" * 977, None) for watch in watches)
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
@@ -119,11 +120,11 @@ def test_texts_that_share_their_tables_are_watched_apart(
 ) -> None:
     first = StopStrings(stops)
     watches = [first.another() for _ in texts]
-    ended = [False] * len(texts)
+    ended: list[str | None] = [None] * len(texts)
     shown = [""] * len(texts)
     for at in range(max(map(len, texts))):
         for index, (watch, parts) in enumerate(zip(watches, texts, strict=True)):
-            if at < len(parts) and not ended[index]:
+            if at < len(parts) and ended[index] is None:
                 delta, ended[index] = watch.push(parts[at])
                 shown[index] += delta
                 assert (shown[index], ended[index]) == naive(stops, "".join(parts[: at + 1]))

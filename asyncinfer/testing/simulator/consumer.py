@@ -64,6 +64,7 @@ class Consumer:
         self.tokens: list[list[int]] = [[] for _ in range(ask.n)]
         self.texts = [""] * ask.n
         self.reasons: list[str | None] = [None] * ask.n
+        self.stop_reasons: list[str | int | None] = [None] * ask.n
         #: When it began, and took something.
         self.began = 0.0
         self.reads: list[float] = []
@@ -185,6 +186,7 @@ class Consumer:
             self.tokens[choice.index] = list(choice.token_ids)
             self.texts[choice.index] = choice.text
             self.reasons[choice.index] = choice.finish_reason
+            self.stop_reasons[choice.index] = choice.stop_reason
         self.usage = completion.usage
         self.outcome = "whole"
 
@@ -237,7 +239,7 @@ class Consumer:
         self.tokens[index] += chunk.token_ids
         self.texts[index] += chunk.text
         self.reads.append(asyncio.get_running_loop().time())
-        self.reasons[index] = chunk.finish_reason
+        self.reasons[index], self.stop_reasons[index] = chunk.finish_reason, chunk.stop_reason
         if self.expected is not None:
             self.expected.check_chunk(self, index, ended=stream.usage is not None)
 

@@ -27,6 +27,7 @@ class Received(Protocol):
     tokens: list[list[int]]
     texts: list[str]
     reasons: list[str | None]
+    stop_reasons: list[str | int | None]
     #: Whether its stream was stopped, and whether another task closed it.
     stopped: bool
     closed: bool
@@ -37,6 +38,8 @@ class _ExpectedAnswer:
     tokens: list[int]
     text: str
     reason: str
+    #: The stop string that ended it.
+    stop: str | None = None
 
 
 class Expected:
@@ -111,11 +114,12 @@ class Expected:
         if self._ask.format is not None:
             return self._format_problem(adapter, consumer, index)
         answer = self.answer(index, adapter)
-        got = consumer.tokens[index], consumer.texts[index], consumer.reasons[index]
-        right = answer.tokens, answer.text, answer.reason
-        if consumer.stopped and got[2] == "stopped":
+        reason, stop = consumer.reasons[index], consumer.stop_reasons[index]
+        got = consumer.tokens[index], consumer.texts[index], reason, stop
+        right = answer.tokens, answer.text, answer.reason, answer.stop
+        if consumer.stopped and reason == "stopped":
             tokens = answer.tokens[: len(got[0])]
-            right = tokens, text_of(tokens)[0], "stopped"
+            right = tokens, text_of(tokens)[0], "stopped", None
         return "" if got == right else f"{consumer}: answer {index} is {got}, not {right}"
 
     def _format_problem(self, adapter: int, consumer: Received, index: int) -> str:
@@ -174,7 +178,9 @@ class Expected:
                 break
         text, known = text_of(tokens, ask.stop)
         if known is not None:
-            return _ExpectedAnswer(tokens[:known], text, "stop")
+            whole = text_of(tokens)[0]
+            found = next(stop for stop in ask.stop if whole.startswith(stop, len(text)))
+            return _ExpectedAnswer(tokens[:known], text, "stop", found)
         return _ExpectedAnswer(tokens, text, reason)
 
 
