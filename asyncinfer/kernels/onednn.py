@@ -127,14 +127,14 @@ def reorder(weight: torch.Tensor) -> torch.Tensor:
 def _native_rows(dtype: torch.dtype) -> int:
     """Rows up to which native code is faster than oneDNN. The first call measures, which takes some
     milliseconds on one thread."""
-    if dtype is torch.bfloat16:
-        # oneDNN has the processor's instructions for products of bfloat16 numbers.
-        return _FEW
     weight = reorder(torch.ones(_SIDES, dtype=dtype))
     native = _read(weight, _SIDES, _NO_END)
+    if dtype is torch.bfloat16 and not (native and native.pairs):
+        # oneDNN has the processor's instructions for products of bfloat16 numbers.
+        return _FEW
 
     def wins(rows: int) -> bool:
-        x = torch.ones(rows, _SIDES[1])
+        x = torch.ones(rows, _SIDES[1], dtype=dtype)
         return native is not None and _faster(lambda: native(x), lambda: linear(x, weight), _TIE)
 
     if not wins(_SOME):

@@ -174,7 +174,7 @@ def _runner(
     groups = [number for number, group in enumerate(caches) for _ in group]
     if decoder.device.type == "cpu":
         # Compiled now, so that no step waits for it.
-        between_kernels()
+        between_kernels(decoder.dtype)
     for cache in kv:
         if isinstance(cache, KVCache) and not config.deterministic:
             compile_native(cache, *_attended(decoder, cache))

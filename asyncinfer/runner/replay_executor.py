@@ -34,7 +34,7 @@ _LONG: Final = 0.25
 
 class ReplayExecutor(EagerExecutor):
     """An `EagerExecutor` that replays the layers of steps in which each row has one query token,
-    where a CPU's native code computes all of them in float32. Python's part of such a step is
+    where a CPU's native code computes all of them. Python's part of such a step is
     longer than that of the numbers in a small model, and holds the GIL.
 
     Each number of rows has a recording of its own. It is used if it gives the bits that the layers
@@ -106,7 +106,8 @@ class ReplayExecutor(EagerExecutor):
             return None
         x.fill_(torch.nan)
         self._replay(calls, arrays)
-        same = torch.equal(x.view(torch.int32), right.contiguous().view(torch.int32))
+        bits = torch.int32 if x.dtype is torch.float32 else torch.int16
+        same = torch.equal(x.view(bits), right.contiguous().view(bits))
         return (calls, x) if same else None
 
     def _send(self, arrays: StepArrays) -> None:
@@ -142,7 +143,7 @@ class FixedInputs:
         self._decoder = decoder
         self._paged = paged
         rows, hidden = spec.max_slots, decoder.config.hidden_size
-        self._embedded = torch.empty(rows, hidden, dtype=torch.float32)
+        self._embedded = torch.empty(rows, hidden, dtype=decoder.dtype)
         angles = decoder.angles(torch.zeros(rows, dtype=torch.int64))
         self._angles = [tuple(each.contiguous().clone() for each in pair) for pair in angles]
         self._lengths = np.ones(rows, np.int32)
@@ -194,7 +195,8 @@ def _can_record(decoder: Decoder, kv: Sequence[KVCache | StateCache]) -> bool:
     config = decoder.config
     rows = config.bidirectional, config.indexed, config.chunked_layers
     other = any((*rows, config.per_layer_inputs, config.temperatures, decoder.predictor))
-    plain = decoder.dtype is torch.float32 and decoder.device.type == "cpu"
+    known = decoder.dtype in (torch.float32, torch.bfloat16)
+    plain = known and decoder.device.type == "cpu"
     return plain and not other and all(isinstance(c, KVCache) and reads_plain_pages(c) for c in kv)
 
 

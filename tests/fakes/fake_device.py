@@ -90,7 +90,7 @@ class FakeDevice:
     def __enter__(self) -> FakeDevice:
         # A GPU has no native code, which no mode sees.
         self._patches.enter_context(patch.object(BlockedWeight, "most_rows", 0))
-        self._patches.enter_context(patch.object(between, "_kernels", lambda: None))
+        self._patches.enter_context(patch.object(between, "_kernels", lambda _: None))
         self._patches.enter_context(patch.object(gathered, "native_rows", lambda *_: None))
         self._patches.enter_context(patch.object(prefill, "native_prefill", lambda *_: None))
         self._count.__enter__()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -20,12 +22,15 @@ pytestmark = pytest.mark.skipif(between_kernels() is None, reason="no kernel for
 NAN, INF = float("nan"), float("inf")
 
 
-def some(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+FLOAT, HALF = torch.float32, torch.bfloat16
 
 
-def kernels_of(lanes: int) -> BetweenKernels:
-    """For vectors of so many numbers."""
+def numbers(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def kernels_of(lanes: int, dtype: torch.dtype, *, rounds: bool = True) -> BetweenKernels:
+    """For vectors of so many numbers, which one instruction rounds where the processor has it."""
     here = host()
     assert here is not None
     flags = {flag[1:]: flag[0] == "+" for flag in here.features.split(",")}
@@ -37,18 +42,23 @@ def kernels_of(lanes: int) -> BetweenKernels:
         pytest.skip("the processor has narrower vectors")
     region = parallel_region()
     assert region is not None
-    return BetweenKernels(target, region)
+    return BetweenKernels(dtype, replace(target, rounds=rounds and target.rounds), region)
 
 
 def close(found: torch.Tensor | None, right: torch.Tensor) -> None:
     assert found is not None
-    torch.testing.assert_close(found.double(), right, rtol=2e-6, atol=2e-6, equal_nan=True)
+    off = 2e-6 if found.dtype is FLOAT else 2**-8
+    torch.testing.assert_close(found.double(), right, rtol=off, atol=off, equal_nan=True)
 
 
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("rows", [1, 5])
-def test_functions_are_torchs(lanes: int, rows: int) -> None:
-    kernels = kernels_of(lanes)
+@pytest.mark.parametrize(
+    ("dtype", "rounds"), [(FLOAT, False), (HALF, False), (HALF, True)], ids=str
+)
+def test_functions_are_torchs(lanes: int, rows: int, dtype: torch.dtype, rounds: bool) -> None:
+    kernels = kernels_of(lanes, dtype, rounds=rounds)
+    some = partial(numbers, dtype=dtype)
     for size in (lanes, 48, 576):
         x, weight, eps = some(rows, size), some(size), 1e-5
         right = reference.rms_norm(x.double(), weight.double(), eps)
@@ -58,10 +68,14 @@ def test_functions_are_torchs(lanes: int, rows: int) -> None:
         gates = 5 * some(rows, 2 * size)
         close(kernels.silu_mul(gates), reference.silu_mul(gates.double()))
     for half in (lanes, 32):
-        cos, sin = some(rows, 1, 2 * half), some(rows, 1, 2 * half).neg()
+        cos, sin = numbers(rows, 1, 2 * half), numbers(rows, 1, 2 * half).neg()
         # Values lie behind the heads that are rotated.
         heads = some(rows, 7, 2 * half)[:, :4]
         close(kernels.rope(heads, cos, sin), reference.rope(heads.double(), cos, sin).double())
+        assert torch.equal(kernels.widen(heads), heads.float())
+        floats = numbers(rows, 4, 2 * half)
+        assert torch.equal(kernels.narrow(floats), floats.to(dtype))
+        assert kernels.narrow(heads[:, ::2]) is kernels.widen(heads.mT) is None
 
 
 def test_sizes_of_all_kinds_and_numbers_that_are_none() -> None:
@@ -71,7 +85,7 @@ def test_sizes_of_all_kinds_and_numbers_that_are_none() -> None:
     gates = torch.cat((gates, gates.neg(), torch.ones(1, 32)), dim=1)
     gates[0, 1] = NAN
     close(kernels.silu_mul(gates), reference.silu_mul(gates.double()))
-    rows = torch.stack((torch.zeros(32), 1e12 * some(32), 1e-12 * some(32), some(32)))
+    rows = torch.stack((torch.zeros(32), 1e12 * numbers(32), 1e-12 * numbers(32), numbers(32)))
     rows[3, 9] = NAN
     found = kernels.rms_norm(rows, torch.ones(32), 1e-6)
     close(found, reference.rms_norm(rows.double(), torch.ones(32).double(), 1e-6))
@@ -80,7 +94,7 @@ def test_sizes_of_all_kinds_and_numbers_that_are_none() -> None:
 
 
 def test_other_rows_do_not_change_a_bit() -> None:
-    x, weight, gates = some(9, 64), some(64), some(9, 128)
+    x, weight, gates = numbers(9, 64), numbers(64), numbers(9, 128)
     assert torch.equal(
         ops.rms_norm(x, weight, 1e-5),
         torch.cat([ops.rms_norm(row[None], weight, 1e-5) for row in x]),
@@ -89,11 +103,11 @@ def test_other_rows_do_not_change_a_bit() -> None:
 
 
 def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight = some(4, 64), some(64)
+    x, weight = numbers(4, 64), numbers(64)
     assert module.rms_norm(x, weight, 1e-5) is not None
     assert module.rms_norm(x, weight, 1e-5, plus_one=True) is None
     left = (
-        *(x[:, :60], x.bfloat16(), x[:, ::2], x[:0], x.to("meta")),
+        *(x[:, :60], x.half(), x[:, ::2], x[:0], x.to("meta")),
         *(x.clone().requires_grad_(), torch.nn.Parameter(x)),
     )
     for each in left:
@@ -105,41 +119,48 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert module.rope(heads, cos, cos) is None
     assert module.rms_norm(x, torch.nn.Parameter(weight), 1e-5) is None
     # Not the heads of one token after the other.
-    heads = some(8, 4, 64)
-    cos = some(8, 1, 64)
+    heads = numbers(8, 4, 64)
+    cos = numbers(8, 1, 64)
     assert module.rope(heads, cos, cos) is not None
     assert module.rope(heads[:, ::2], cos, cos) is None
     monkeypatch.setattr(module, "host", lambda: None)
     assert between_kernels() is None
 
 
-def all_of(rows: int) -> list[torch.Tensor]:
+def all_of(rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """What each function gives for so many rows."""
-    x, heads, turned = some(rows, 64), some(rows, 6, 32)[:, 1:5], some(rows, 1, 32)
-    pages, written = torch.zeros(4 * rows, 32), some(rows, 4, 32)
+    turned, some = numbers(rows, 1, 32), partial(numbers, dtype=dtype)
+    x, heads = some(rows, 64), some(rows, 6, 32)[:, 1:5]
+    pages, written = torch.zeros(4 * rows, 32, dtype=dtype), some(rows, 4, 32)
     slots = torch.randperm(4 * rows, generator=torch.Generator().manual_seed(rows))
     assert module.kv_write(pages, written, slots)
     norms = module.rms_norm(x, some(64), 1e-5), module.head_norm(heads, some(4, 32), 1e-5)
     found = [*norms, module.silu_mul(some(rows, 128)), module.rope(heads, turned, turned)]
     tensors = [each for each in found if each is not None]
     assert len(tensors) == len(found)
-    return [pages, *tensors, module.add_(some(rows, 64), some(64))]
+    changed = module.widened(heads), module.narrowed(numbers(rows, 64), dtype)
+    return [pages, *tensors, *changed, module.add_(some(rows, 64), some(64))]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("rows", [1, 2, 41])
-def test_threads_share_the_rows(monkeypatch: pytest.MonkeyPatch, rows: int, threads: int) -> None:
-    right = all_of(rows)
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+def test_threads_share_the_rows(
+    monkeypatch: pytest.MonkeyPatch, rows: int, threads: int, dtype: torch.dtype
+) -> None:
+    right = all_of(rows, dtype)
     monkeypatch.setattr(module, "_ALONE", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert all(torch.equal(a, b) for a, b in zip(all_of(rows), right, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(all_of(rows, dtype), right, strict=True))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
 def test_a_recording_of_many_rows_takes_the_threads_of_its_replay(
-    monkeypatch: pytest.MonkeyPatch, threads: int
+    monkeypatch: pytest.MonkeyPatch, threads: int, dtype: torch.dtype
 ) -> None:
-    x, weight = some(41, 64), some(64)
+    x, weight = numbers(41, 64, dtype=dtype), numbers(64, dtype=dtype)
+    assert between_kernels(dtype) is not None
     recording = Recording(Arena(), 2)
     monkeypatch.setattr(module, "_ALONE", 0)
     with recording.begun():
@@ -157,7 +178,8 @@ def test_code_for_arm_is_what_llvm_reads() -> None:
 
     target = host_of("aarch64", {"neon": True})
     assert target is not None
-    binding.parse_assembly(between_code(target.lanes)).verify()
+    for dtype in ("float32", "bfloat16"):
+        binding.parse_assembly(between_code(dtype, target.lanes, rounds=False)).verify()
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "silu_mul", "rope", "kv_write"])
@@ -181,11 +203,11 @@ def test_a_kernel_that_is_wrong_is_not_used(name: str) -> None:
 
 def test_heads_are_written_where_slots_say() -> None:
     pages, slots = torch.zeros(6, 4, 32), torch.tensor([23, 0, 5, 9, 11, 12])
-    heads = some(3, 6, 32)[:, 2:4]
+    heads = numbers(3, 6, 32)[:, 2:4]
     assert module.kv_write(pages, heads, slots)
     right = torch.zeros(24, 32).index_copy(0, slots, heads.flatten(0, 1))
     assert torch.equal(pages.view(24, 32), right)
-    for other in (heads.bfloat16(), heads[:, ::2], heads[..., :20], heads.to("meta")):
+    for other in (heads.half(), heads.bfloat16(), heads[:, ::2], heads[..., :20], heads.to("meta")):
         assert not module.kv_write(pages, other, slots)
     assert not module.kv_write(pages.bfloat16(), heads, slots)
     assert not module.kv_write(pages.mT, heads, slots)

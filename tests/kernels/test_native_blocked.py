@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from asyncinfer.kernels import onednn
 from asyncinfer.kernels.native import BlockedWeight, blocked
-from asyncinfer.kernels.native.blocked import blocked_kernel
+from asyncinfer.kernels.native.blocked import BlockedKernel, blocked_kernel
 from asyncinfer.kernels.native.blocked_code import blocked_code
+from asyncinfer.kernels.native.host import host
+from asyncinfer.kernels.native.threads import parallel_region
 from asyncinfer.machine import cpuinfo
 
 pytestmark = pytest.mark.skipif(
@@ -49,10 +53,13 @@ def test_products(dtype: torch.dtype, shape: tuple[int, int]) -> None:
         assert (y.double() - right).abs().amax() <= bound * right.abs().amax()
 
 
-def test_neither_threads_nor_other_rows_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_neither_threads_nor_other_rows_change_a_bit(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     monkeypatch.setattr(blocked, "_SHARED", 0)
-    _, _kept, found = laid_out((320, 512), torch.float32)
-    x = torch.randn(ROWS[-1], 512, generator=torch.Generator().manual_seed(1))
+    _, _kept, found = laid_out((320, 512), dtype)
+    x = torch.randn(ROWS[-1], 512, generator=torch.Generator().manual_seed(1)).to(dtype)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -65,10 +72,28 @@ def test_neither_threads_nor_other_rows_change_a_bit(monkeypatch: pytest.MonkeyP
         torch.set_num_threads(before)
 
 
-def test_inputs_that_are_a_view() -> None:
-    weight, _kept, found = laid_out((64, 16), torch.float32)
-    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))[:, 7:23]
-    torch.testing.assert_close(found(x), x @ weight.T, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_inputs_that_are_a_view(dtype: torch.dtype) -> None:
+    _, _kept, found = laid_out((64, 16), dtype)
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1)).to(dtype)[:, 7:23]
+    assert torch.equal(found(x), found(x.clone()))
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_products_of_bfloat16_with_and_without_an_instruction_for_pairs(rounds: bool) -> None:
+    here, region = host(), parallel_region()
+    assert here is not None
+    assert region is not None
+    if here.lanes < 16 or (rounds and not here.rounds):
+        pytest.skip("a processor without the instructions")
+    weight, reordered, _ = laid_out((320, 512), torch.bfloat16)
+    kernel = BlockedKernel(torch.bfloat16, replace(here, rounds=rounds), region)
+    assert kernel.pairs is rounds
+    x = torch.randn(101, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+    place = torch.ops.mkldnn.data_ptr(reordered)
+    found = kernel(x, place, 320, 512, kernel.block_bytes(512))
+    right = x.double() @ weight.double().T
+    assert (found.double() - right).abs().amax() <= 1e-2 * right.abs().amax()
 
 
 def test_weights_that_the_kernel_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +117,8 @@ def test_code_is_what_llvm_reads() -> None:
     from llvmlite import binding
 
     for dtype, lanes in (("float32", 8), ("float32", 16), ("bfloat16", 16)):
-        binding.parse_assembly(blocked_code(dtype, lanes)).verify()
+        binding.parse_assembly(blocked_code(dtype, lanes, pairs=False)).verify()
+    binding.parse_assembly(blocked_code("bfloat16", 16, pairs=True)).verify()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +127,11 @@ def test_code_is_what_llvm_reads() -> None:
 def test_native_code_has_as_many_rows_as_it_is_faster_for(
     faster: list[bool], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onednn, "_faster", lambda *_: faster.pop(0))
-    assert onednn._native_rows.__wrapped__(torch.float32) == most
-    assert onednn._native_rows.__wrapped__(torch.bfloat16) == 6
-    assert not faster
+    for dtype in (torch.float32, torch.bfloat16):
+        left = [*faster]
+        monkeypatch.setattr(onednn, "_faster", lambda *_, left=left: left.pop(0))
+        _, _kept, found = laid_out((64, 16), dtype)
+        pairs = dtype is torch.float32 or found.pairs
+        # oneDNN has instructions for bfloat16 that other code may not have.
+        assert onednn._native_rows.__wrapped__(dtype) == (most if pairs else 6)
+        assert not left or not pairs

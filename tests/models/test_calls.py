@@ -34,7 +34,7 @@ def test_operators_of_a_plain_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     native code, little of it is operators of torch."""
     monkeypatch.setattr(gathered, "native_rows", lambda *_: None)
     monkeypatch.setattr(BlockedWeight, "most_rows", 0)
-    monkeypatch.setattr(between, "_kernels", lambda: None)
+    monkeypatch.setattr(between, "_kernels", lambda _: None)
     counts = []
     for layers in (2, 3):
         decoder = load(random_llama(num_hidden_layers=layers), tmp_path / str(layers))

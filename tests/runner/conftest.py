@@ -112,7 +112,7 @@ class Hand:
             max_step_tokens=96,
             overlap=overlap,
         )
-        self.kv = KVCache.allocate(decoder.config, blocks, BLOCK, torch.float32, "cpu")
+        self.kv = KVCache.allocate(decoder.config, blocks, BLOCK, decoder.dtype, "cpu")
         self.kv.storage.fill_(torch.nan)
         self.runner = ModelRunner(decoder, [self.kv], self.spec, **runner)
         self.free = [(7 * i + 3) % blocks for i in range(blocks)]

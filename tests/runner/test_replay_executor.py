@@ -63,13 +63,13 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def decoder_of(config: ModelConfig) -> Decoder:
+def decoder_of(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Decoder:
     numbers = torch.Generator().manual_seed(3)
 
     def weight(name: str) -> torch.Tensor:
         shape = tensor_table(config)[name].shape
         values = torch.randn(shape, generator=numbers)
-        return values.abs() + 0.5 if name.endswith("norm") else values * 0.1
+        return (values.abs() + 0.5 if name.endswith("norm") else values * 0.1).to(dtype)
 
     return Decoder(config, weight)
 
@@ -124,6 +124,26 @@ def test_replayed_steps_give_the_same_bits(
     # The fourth step of so many rows is recorded, and every later one is replayed.
     assert len(replays) == 1 + 26
     assert replays[-1] == 3 + 2 * (ROWS - 1) + 30
+
+
+def test_replayed_steps_in_bfloat16_give_the_same_bits(
+    make_hand: Callable[..., Any], replays: list[int]
+) -> None:
+    if not onednn.available(torch.bfloat16):
+        pytest.skip("a processor without bfloat16")
+    decoder = decoder_of(WIDE, torch.bfloat16)
+    hand, right = make_hand(decoder=decoder), make_hand(decoder=decoder, graphs="off")
+    assert decode(hand, 30) == decode(right, 30)
+    assert torch.equal(hand.kv.storage.view(torch.int16), right.kv.storage.view(torch.int16))
+    if decoder_rows() >= ROWS:
+        assert len(replays) == 1 + 26
+
+
+def decoder_rows() -> int:
+    """Rows that native code multiplies in bfloat16."""
+    weight = onednn.reorder(torch.ones(64, 64, dtype=torch.bfloat16))
+    found = onednn.blocked(weight, (64, 64))
+    return 0 if found is None else found.most_rows
 
 
 def test_each_number_of_rows_has_a_recording(hands: MakeHands, replays: list[int]) -> None:

@@ -35,6 +35,8 @@ class Assembly:
         self._halves = ir.VectorType(self.half, lanes)
         # llvmlite has no class of this type.
         self._bfloat = type("BFloatType", (ir.Type,), {"__str__": lambda self: "bfloat"})()
+        #: bfloat16 numbers in the place of `floats`: twice as many.
+        self.halves = ir.VectorType(self._bfloat, 2 * lanes)
         self.module = ir.Module(name)
         self.module.triple = import_module("llvmlite.binding").get_process_triple()
         width = f"v{lanes}f32"

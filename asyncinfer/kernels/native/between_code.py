@@ -10,14 +10,14 @@ from asyncinfer.kernels.native.assembly import Assembly
 
 __all__ = ["HEAD", "NAMES", "between_code"]
 
-#: The functions, each of which writes float32 numbers to its first argument.
-NAMES = ("rms_norm", "silu_mul", "rope", "kv_write", "add")
+#: The functions, each of which writes numbers to its first argument.
+NAMES = ("rms_norm", "silu_mul", "rope", "kv_write", "add", "widen", "narrow")
 #: The fields that every task begins with: rows of all arguments, rows that a thread takes at a
 #: time, threads, and the counter that threads share, which is 0.
 HEAD = ("rows", "turn", "threads", "next")
 
 
-def between_code(lanes: int) -> str:
+def between_code(dtype: str, lanes: int, *, rounds: bool) -> str:
     """The assembly of functions of a task, whose fields are `HEAD` and the function's arguments:
 
     - `rms_norm(y, x, weight, heads, size, stride, eps)` of `heads` of `size` numbers, `stride`
@@ -28,15 +28,27 @@ def between_code(lanes: int) -> str:
     - `kv_write(pages, x, slots, heads, size, stride)`, which puts each head of `x` where int64
       `slots` `[rows, heads]` say in `pages` `[any, size]`,
     - `add(y, x, size, stride)`, which adds `x` to `y` `[rows, size]`, `stride` numbers from one row
-      of `x` to the next.
+      of `x` to the next,
+    - `widen(y, x, size, stride)`, which writes `x` to float32 `y` `[rows, size]`, `stride` numbers
+      from one row of `x` to the next,
+    - `narrow(y, x, size)`, which writes float32 `x` `[rows, size]` to `y`.
+
+    Numbers are of `dtype`, "float32" or "bfloat16", where nothing else is said, and `cos` and `sin`
+    float32. All is computed in float32. `rounds`: see `Host`.
 
     Sizes are above 0; `size` and `half` are multiples of `lanes`. The threads of a task take one
     turn of rows after the other.
     """
-    return _BetweenCode("between", lanes, HEAD).text()
+    return _BetweenCode(dtype, lanes, rounds).text()
 
 
 class _BetweenCode(Assembly):
+    def __init__(self, dtype: str, lanes: int, rounds: bool) -> None:
+        super().__init__("between", lanes, HEAD)
+        self._dtype, self._rounds = dtype, rounds
+        #: Bytes of a number.
+        self._bytes = 2 if dtype == "bfloat16" else 4
+
     def text(self) -> str:
         self._root = self.declare("llvm.sqrt.f32", self.float, self.float)
         self._size = self.declare(f"llvm.fabs.v{self.lanes}f32", self.floats, self.floats)
@@ -45,6 +57,8 @@ class _BetweenCode(Assembly):
         self._rotation()
         self._write()
         self._add()
+        self._widen()
+        self._shorten()
         return str(self.module)
 
     def _norm(self) -> None:
@@ -59,7 +73,7 @@ class _BetweenCode(Assembly):
             weights = self._number(b, weight, skip)
 
             def add(b: Any, at: Any, sums: Sequence[Any]) -> Sequence[Any]:
-                value = self.load(b, ours, at)
+                value = self._read(b, ours, at)
                 return [b.call(self.fma, [value, value, sums[0]])]
 
             (squares,) = self.loop(b, size, self.lanes, add, [self.all(0.0)])
@@ -68,8 +82,8 @@ class _BetweenCode(Assembly):
             factor = self.everywhere(b, b.fdiv(self.ir.Constant(self.float, 1.0), root))
 
             def scale(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                weighed = b.fmul(self.load(b, ours, at), self.load(b, weights, at))
-                self.store(b, b.fmul(weighed, factor), into, at)
+                weighed = b.fmul(self._read(b, ours, at), self._read(b, weights, at))
+                self._put(b, b.fmul(weighed, factor), into, at)
                 return []
 
             self.loop(b, size, self.lanes, scale, [])
@@ -93,12 +107,12 @@ class _BetweenCode(Assembly):
             ups = self._number(b, gates, size)
 
             def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                gate, up = self.load(b, gates, at), self.load(b, ups, at)
+                gate, up = self._read(b, gates, at), self._read(b, ups, at)
                 # exp(-|gate|) never overflows, and the sigmoid follows from it for either sign.
                 power = self.exp2(b, b.fmul(binary, b.call(self._size, [gate])))
                 above = b.select(b.fcmp_ordered("<", gate, self.all(0.0)), power, one)
                 silu = b.fdiv(b.fmul(gate, above), b.fadd(one, power))
-                self.store(b, b.fmul(silu, up), into, at)
+                self._put(b, b.fmul(silu, up), into, at)
                 return []
 
             self.loop(b, size, self.lanes, part, [])
@@ -112,7 +126,8 @@ class _BetweenCode(Assembly):
 
         def token(b: Any, number: Any) -> None:
             size = b.mul(half, self.integer(2))
-            angles = [self._number(b, each, b.mul(number, size)) for each in (cos, sin)]
+            start = b.mul(b.mul(number, size), self.integer(4))
+            angles = [self.at(b, each, start) for each in (cos, sin)]
             ours = self._number(b, x, b.mul(number, stride))
             into = self._number(b, y, b.mul(number, b.mul(heads, size)))
 
@@ -121,11 +136,11 @@ class _BetweenCode(Assembly):
 
                 def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
                     there = b.add(at, half)
-                    low, high = self.load(b, source, at), self.load(b, source, there)
+                    low, high = self._read(b, source, at), self._read(b, source, there)
                     for place, value, other in ((at, low, high), (there, high, low)):
                         cosine, sine = (self.load(b, each, place) for each in angles)
                         turned = b.call(self.fma, [other, sine, b.fmul(value, cosine)])
-                        self.store(b, turned, out, place)
+                        self._put(b, turned, out, place)
                     return []
 
                 return self.loop(b, half, self.lanes, part, [])
@@ -138,6 +153,7 @@ class _BetweenCode(Assembly):
         task, b, (pages, x, slots, heads, size, stride) = self._begun(
             "kv_write", *([self.pointer] * 3 + [self.i64] * 3)
         )
+        kind = self.ir.VectorType(self.ir.IntType(8 * self._bytes), self.lanes)
 
         def token(b: Any, number: Any) -> None:
             ours = self._number(b, x, b.mul(number, stride))
@@ -150,7 +166,8 @@ class _BetweenCode(Assembly):
                 into = self._number(b, pages, b.mul(slot, size))
 
                 def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                    self.store(b, self.load(b, source, at), into, at)
+                    copied = b.load(self._number(b, source, at), typ=kind, align=self._bytes)
+                    b.store(copied, self._number(b, into, at), align=self._bytes)
                     return []
 
                 return self.loop(b, size, self.lanes, part, [])
@@ -167,8 +184,37 @@ class _BetweenCode(Assembly):
             more = self._number(b, x, b.mul(number, stride))
 
             def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                total = b.fadd(self.load(b, into, at), self.load(b, more, at))
-                self.store(b, total, into, at)
+                total = b.fadd(self._read(b, into, at), self._read(b, more, at))
+                self._put(b, total, into, at)
+                return []
+
+            self.loop(b, size, self.lanes, part, [])
+
+        self._rows(b, task, row)
+
+    def _widen(self) -> None:
+        task, b, (y, x, size, stride) = self._begun("widen", *[self.pointer] * 2, *[self.i64] * 2)
+
+        def row(b: Any, number: Any) -> None:
+            ours = self._number(b, x, b.mul(number, stride))
+            first = b.mul(number, size)
+
+            def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
+                self.store(b, self._read(b, ours, at), y, b.add(first, at))
+                return []
+
+            self.loop(b, size, self.lanes, part, [])
+
+        self._rows(b, task, row)
+
+    def _shorten(self) -> None:
+        task, b, (y, x, size) = self._begun("narrow", *[self.pointer] * 2, self.i64)
+
+        def row(b: Any, number: Any) -> None:
+            first = b.mul(number, size)
+
+            def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
+                self._put(b, self.load(b, x, b.add(first, at)), y, b.add(first, at))
                 return []
 
             self.loop(b, size, self.lanes, part, [])
@@ -201,6 +247,16 @@ class _BetweenCode(Assembly):
         self.loop(b, count, 1, one, [])
         b.branch(following)
 
-    def _number(self, b: Any, floats: Any, number: Any) -> Any:
-        """The address of one of float32 `floats`."""
-        return self.at(b, floats, b.mul(number, self.integer(4)))
+    def _number(self, b: Any, numbers: Any, number: Any) -> Any:
+        """The address of one of `numbers`."""
+        return self.at(b, numbers, b.mul(number, self.integer(self._bytes)))
+
+    def _read(self, b: Any, numbers: Any, number: Any) -> Any:
+        """A vector of numbers from this one on, as float32."""
+        return self.wide(b, self._number(b, numbers, number), self._dtype)
+
+    def _put(self, b: Any, vector: Any, numbers: Any, number: Any) -> None:
+        """Store a vector of float32 numbers, from `number` on."""
+        if self._dtype == "bfloat16":
+            vector = self.rounded(b, vector, at_once=self._rounds)
+        b.store(vector, self._number(b, numbers, number), align=self._bytes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import threading
+from typing import Final
 
 import torch
 
+from asyncinfer.kernels.native.between import narrowed, widened
 from asyncinfer.kernels.native.blocked_code import FIELDS, OUTPUTS, blocked_code, padded_inputs
 from asyncinfer.kernels.native.calls import ALWAYS, NEVER, NativeFunction, empty
 from asyncinfer.kernels.native.host import Host, compiled, host
@@ -25,14 +27,16 @@ class BlockedKernel:
     """The product with weights of one dtype. Each row is computed in the same order, whatever the
     others are and however many threads there are."""
 
-    __slots__ = ("_dtype", "_product")
+    __slots__ = ("_dtype", "_product", "pairs")
 
     def __init__(self, dtype: torch.dtype, target: Host, region: int) -> None:
         """`region`: the address of `GOMP_parallel`. Raises `RuntimeError` where the code cannot be
         made."""
         self._dtype = str(dtype).removeprefix("torch.")
-        text = functools.partial(blocked_code, self._dtype, target.lanes)
-        what, symbols = f"blocked {self._dtype}", {"GOMP_parallel": region}
+        #: Whether an instruction multiplies two inputs at a time.
+        self.pairs: Final = target.rounds and dtype is torch.bfloat16
+        text = functools.partial(blocked_code, self._dtype, target.lanes, pairs=self.pairs)
+        what, symbols = f"blocked {self._dtype}, {self.pairs}", {"GOMP_parallel": region}
         (address,) = compiled(what, text, target, ("product",), symbols)
         self._product = NativeFunction(address, len(FIELDS), FIELDS.index("threads"))
 
@@ -41,13 +45,13 @@ class BlockedKernel:
     ) -> torch.Tensor:
         """`x W^T` `[rows, outputs]`, of the dtype of `x` `[rows, inputs]`. `place`: the address of
         W's blocks of `block` bytes, see `blocked_code`."""
-        rows = x.float().contiguous()
+        rows = (x if self.pairs else widened(x)).contiguous()
         y = empty(x.shape[0], outputs)
         shared = outputs * inputs > _SHARED
         sizes = outputs, inputs, block, x.shape[0], torch.get_num_threads() if shared else 1, 0
         places = place, rows.data_ptr(), y.data_ptr()
         self._product(*places, *sizes, shared_above=ALWAYS if shared else NEVER)
-        return y.to(x.dtype)
+        return narrowed(y, x.dtype)
 
     def block_bytes(self, inputs: int) -> int:
         """Bytes of `OUTPUTS` outputs."""
@@ -104,6 +108,11 @@ class BlockedWeight:
         if nbytes != outputs // OUTPUTS * block:
             return None
         return cls(kernel, place, (outputs, inputs, block), most_rows)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether an instruction multiplies two inputs at a time."""
+        return self._kernel.pairs
 
     @property
     def most_rows(self) -> int:

@@ -40,20 +40,28 @@ def padded_inputs(dtype: str, inputs: int) -> int:
     return -(-inputs // step) * step
 
 
-def blocked_code(dtype: str, lanes: int) -> str:
+def blocked_code(dtype: str, lanes: int, *, pairs: bool) -> str:
     """The assembly of `product(task)`, where `task` points to `FIELDS`, as int64.
 
     It writes `x W^T` to `y` float32 `[rows, outputs]` for `x` float32 `[rows, inputs]`. W is of
     `dtype`, in blocks of `OUTPUTS` outputs and `block` bytes: float32 `[inputs, OUTPUTS]`, bfloat16
     `[inputs / 2, OUTPUTS, 2]`. `outputs` is a multiple of `OUTPUTS`, `inputs` of 4. `next` is 0.
+
+    With `pairs`, `x` and W are bfloat16, and one instruction multiplies two inputs (`vdpbf16ps`).
     """
-    return _BlockedCode(dtype, lanes).text()
+    return _BlockedCode(dtype, lanes, pairs).text()
 
 
 class _BlockedCode(Assembly):
-    def __init__(self, dtype: str, lanes: int) -> None:
+    def __init__(self, dtype: str, lanes: int, pairs: bool) -> None:
         super().__init__("blocked", lanes, FIELDS)
-        self._halves = dtype == "bfloat16"
+        self._halves, self._pairs = dtype == "bfloat16", pairs
+        #: Bytes of a number of x.
+        self._x_bytes = 2 if pairs else 4
+        if pairs:
+            kinds = [self.floats, self.halves, self.halves]
+            name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
+            self._product = self.declare(name, self.floats, *kinds)
         #: Bytes of one input's numbers in a block.
         self._input_bytes = OUTPUTS * (2 if self._halves else 4)
 
@@ -93,7 +101,8 @@ class _BlockedCode(Assembly):
         own, coming = (self.at(b, weight, b.mul(each, block)) for each in (column, after))
         first = b.mul(turn, self.integer(_TURN))
         count = self._least(b, self.integer(_TURN), b.sub(rows, first))
-        x_bytes, y_bytes = (b.mul(size, self.integer(4)) for size in (inputs, outputs))
+        x_bytes = b.mul(inputs, self.integer(self._x_bytes))
+        y_bytes = b.mul(outputs, self.integer(4))
         into = self.at(b, y, b.mul(column, self.integer(_SUM_BYTES)))
 
         def some(start: Any) -> None:
@@ -103,7 +112,7 @@ class _BlockedCode(Assembly):
             more = b.icmp_signed("<", b.add(start, self.integer(_DEPTH)), inputs)
             on = self.at(b, numbers, self.integer(_DEPTH * self._input_bytes))
             ahead = b.select(more, on, coming)
-            columns = self.at(b, x, b.mul(start, self.integer(4)))
+            columns = self.at(b, x, b.mul(start, self.integer(self._x_bytes)))
             bytes_of = b.select(more, self.integer(_SUM_BYTES), y_bytes)
 
             def group(row: Any) -> None:
@@ -164,6 +173,8 @@ class _BlockedCode(Assembly):
                         b, self.at(b, self.at(b, coming, on), self.integer(line)), near=False
                     )
                 numbers = self.at(b, ours, b.mul(first, self.integer(self._input_bytes)))
+                if self._pairs:
+                    return self._both(b, numbers, vectors, theirs, first, found)
                 for which, column in enumerate(self._columns(b, numbers, vectors)):
                     at = b.mul(b.add(first, self.integer(which)), self.integer(4))
                     for row, each in enumerate(theirs):
@@ -189,6 +200,28 @@ class _BlockedCode(Assembly):
         self.each(b, self.integer(0), self.integer(OUTPUTS), width, part)
         b.ret_void()
         return function
+
+    def _both(
+        self,
+        b: Any,
+        start: Any,
+        vectors: range,
+        theirs: Sequence[Any],
+        first: Any,
+        sums: list[Any],
+    ) -> list[Any]:
+        """Add the products of two inputs, which lie side by side in W and in x, to each row's
+        `sums`."""
+        places = [self.at(b, start, self.integer(4 * at)) for at in vectors]
+        columns = [b.load(place, typ=self.halves, align=4) for place in places]
+        at = b.mul(first, self.integer(2))
+        for row, each in enumerate(theirs):
+            pair = b.load(self.at(b, each, at), typ=self.i32, align=4)
+            values = b.bitcast(self.everywhere(b, pair), self.halves)
+            for index, column in enumerate(columns):
+                sum_of = row * len(vectors) + index
+                sums[sum_of] = b.call(self._product, [sums[sum_of], column, values])
+        return sums
 
     def _width(self, rows: int) -> int:
         """Outputs that a tile of so many rows has sums for in registers."""

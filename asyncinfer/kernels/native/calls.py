@@ -95,12 +95,13 @@ def float_bits(number: float) -> int:
     return int.from_bytes(struct.pack("<f", number), "little")
 
 
-def empty(*shape: int) -> torch.Tensor:
-    """A float32 tensor for what a native function writes; a recording's, where one is made."""
+def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor, float32 (None) or bfloat16, for what a native function writes; a recording's, where
+    one is made."""
     recording = _own.recording
     if recording is not None:
-        return recording.empty(shape)
-    return torch.empty(shape, dtype=torch.float32)
+        return recording.empty(shape, dtype or torch.float32)
+    return torch.empty(shape, dtype=dtype or torch.float32)
 
 
 def room_threads(threads: int) -> int:
@@ -129,16 +130,17 @@ class Arena:
         """Begin the next layer."""
         self._side, self._place = 1 - self._side, (0, 0)
 
-    def take(self, shape: Sequence[int]) -> torch.Tensor:
-        """float32 of this shape."""
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of this shape, float32 or bfloat16."""
         half, (part, start) = self._halves[self._side], self._place
-        count = -(-prod(shape) // _LINE) * _LINE
+        floats = prod(shape) if dtype is torch.float32 else -(-prod(shape) // 2)
+        count = -(-floats // _LINE) * _LINE
         while part < len(half) and start + count > len(half[part]):
             part, start = part + 1, 0
         if part == len(half):
             half.append(_aligned(max(count, _PART)))
         self._place = part, start + count
-        return half[part][start : start + prod(shape)].view(*shape)
+        return half[part][start : start + count].view(dtype)[: prod(shape)].view(*shape)
 
 
 def _aligned(count: int) -> torch.Tensor:
@@ -183,8 +185,8 @@ class Recording:
     ) -> None:
         self._calls.append((address, fields, threads, shared_above))
 
-    def empty(self, shape: Sequence[int]) -> torch.Tensor:
-        return self._arena.take(shape)
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return self._arena.take(shape, dtype)
 
     def made(self) -> RecordedCalls:
         """What was recorded. Raises `CannotRecord` where this processor has no native code."""

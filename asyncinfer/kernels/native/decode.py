@@ -7,6 +7,7 @@ import threading
 
 import torch
 
+from asyncinfer.kernels.native.between import narrowed, widened
 from asyncinfer.kernels.native.calls import NativeFunction, empty, room_threads
 from asyncinfer.kernels.native.decode_code import FIELDS, SPARE, decode_code, heads_at_once
 from asyncinfer.kernels.native.host import Host, compiled, host
@@ -62,7 +63,7 @@ class DecodeKernel:
         each row, and `lengths` int32 `[rows]` its tokens, at least one and at most `longest`."""
         rows, heads, head_dim = q.shape
         _, kv_heads, block, _ = k.shape
-        queries = q.float()
+        queries = widened(q)
         if queries.stride()[1:] != (head_dim, 1):
             queries = queries.contiguous()
         out = empty(rows, heads, head_dim)
@@ -92,7 +93,7 @@ class DecodeKernel:
             0,
             shared_above=shared_above,
         )
-        return out.view(rows, -1).to(q.dtype)
+        return narrowed(out, q.dtype).view(rows, -1)
 
 
 @functools.lru_cache(maxsize=256)
