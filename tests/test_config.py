@@ -53,6 +53,19 @@ def test_a_bad_value_is_named(name: str, values: tuple[object, ...]) -> None:
         assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("block_size", "state_interval", "kv_bytes", "max_context", "max_requests", "overlap"),
+        *("max_held_bytes", "max_step_tokens", "adapter_bytes", "max_prompt_chars"),
+    ],
+)
+def test_counts_have_64_bits(name: str) -> None:
+    EngineConfig(**{name: 2**63 - 1})
+    with pytest.raises(InvalidConfig, match=f"^{name}={2**63}: must be between 1 and"):
+        EngineConfig(**{name: 2**63})
+
+
 def test_unlimited_timeouts_are_allowed() -> None:
     EngineConfig(stall_timeout=INF, drain_timeout=INF, step_timeout=INF, step_target=INF)
 
@@ -71,6 +84,11 @@ def test_it_is_frozen_and_replaced_with_checks() -> None:
     assert config.replace(buffer=3).buffer == 3
     with pytest.raises(ValueError, match="buffer=0"):
         config.replace(buffer=0)
+
+
+def test_progress_is_called() -> None:
+    with pytest.raises(TypeError, match="progress=5: must be callable"):
+        Engine(FakeModel(), progress=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("config", [{}, {"buffer": 3}, 5])

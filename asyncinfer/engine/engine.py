@@ -54,6 +54,8 @@ class Engine(Inference):
         base = EngineConfig() if config is None else config
         if not isinstance(base, EngineConfig):
             raise TypeError(f"config={config!r}: must be an EngineConfig")
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress={progress!r}: must be callable")
         self.config = base.replace(**overrides) if overrides else base
         self._source = source_of(model)
         self._progress = progress
