@@ -142,13 +142,17 @@ def is_chat(prompt: Any) -> TypeGuard[Sequence[Any]]:
 
 
 def _says_something(message: Any) -> bool:
-    """Whether a message without texts has calls, or a part that is no text, which is refused by its
-    name later."""
+    """Whether a message without texts has calls, or is or has what is no text, which is refused by
+    its name later."""
     if not isinstance(message, Mapping):
-        return False
+        return True
     content = message.get("content")
-    parts = content if isinstance(content, list) else ()
-    others = (isinstance(part, Mapping) and part.get("type") != "text" for part in parts)
+    if not isinstance(content, list):
+        content = [{"type": "text", "text": "" if content is None else content}]
+    others = (
+        not isinstance(part, Mapping) or (part.get("type"), part.get("text")) != ("text", "")
+        for part in content
+    )
     return bool(message.get("tool_calls")) or any(others)
 
 

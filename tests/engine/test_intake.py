@@ -254,6 +254,24 @@ async def test_an_image_is_called_one_also_without_a_text(open_engine: OpenEngin
             await engine.generate(say([image]))
 
 
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        (say(5), r"messages\[0\].content=5: must be a string or a list of text parts"),
+        (say({"type": "text"}), r"messages\[0\].content={'type': 'text'}: must be a string or"),
+        (say(["x"]), r"messages\[0\].content\[0\]='x': must be a mapping with type and text"),
+        (say([{"type": "text"}]), r"messages\[0\].content\[0\].text=None: must be a string"),
+        ([*say(""), "x"], r"messages\[1\]='x': must be a mapping with role and content"),
+    ],
+)
+async def test_what_is_no_text_is_not_called_empty(
+    open_engine: OpenEngine, messages: Any, told: str
+) -> None:
+    async with open_engine(Chatty()) as engine:
+        with pytest.raises(InvalidRequest, match=f"^{told}"):
+            await engine.generate(messages)
+
+
 async def test_a_prompt_at_the_bound_is_tokenised(open_engine: OpenEngine) -> None:
     async with open_engine(Chatty()) as engine:
         # Four characters a token: as many as can be, and one too many.
