@@ -34,7 +34,7 @@ MOST = {
     "samplers": 420,
     "sampling": 2_254,
     "scheduler": 3_182,
-    "server": 3_496,
+    "server": 3_507,
     "speculation": 1_052,
     "telemetry": 600,
     "testing": 9_960,

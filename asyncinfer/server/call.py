@@ -194,6 +194,10 @@ class Call:
                 "invalid_request_error",
                 f"content-type={media_type.decode('latin-1')!r}: must be application/json",
             )
+        coding = self.headers.get(b"content-encoding", b"").strip().lower()
+        if coding not in (b"", b"identity"):
+            told = f"content-encoding={coding.decode('latin-1')!r}: must be identity"
+            raise HttpError(415, "invalid_request_error", told)
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:

@@ -15,7 +15,7 @@ from asyncinfer.errors import (
     RequestFailed,
 )
 
-__all__ = ["HttpError", "anthropic_error", "http_error", "openai_error"]
+__all__ = ["FieldError", "HttpError", "anthropic_error", "http_error", "openai_error"]
 
 #: Milliseconds after which a client that was refused for load may try again.
 RETRY_MS: Final = 500
@@ -52,6 +52,11 @@ class HttpError(Exception):
         self.foreign = False
 
 
+class FieldError(InvalidRequest):
+    """A field of a body is refused as the client has sent it. An option of the engine with the same
+    name may be of another field."""
+
+
 def http_error(
     error: Exception, names: Mapping[str, str] | None = None, places: Sequence[str] = ()
 ) -> HttpError:
@@ -66,7 +71,8 @@ def http_error(
         case HttpError():
             return error
         case InvalidRequest():
-            param = _renamed(error.field, names or {}, places)
+            own = isinstance(error, FieldError)
+            param = error.field if own else _renamed(error.field, names or {}, places)
             message = param + str(error).removeprefix(error.field)
             return HttpError(400, "invalid_request_error", message, param=param)
         case Overloaded():

@@ -4,10 +4,12 @@ document."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.server.errors import FieldError
 from asyncinfer.suggestions import suggestion
 
 __all__ = [
@@ -198,14 +200,14 @@ RESPONSES: Final = Fields(
 
 
 def check_fields(body: Mapping[str, Any], fields: Fields) -> None:
-    """Raise `InvalidRequest` for a missing field and for an unknown one."""
+    """Raise `FieldError` for a missing field and for an unknown one."""
     for name in fields.required:
         if name not in body:
-            raise InvalidRequest(name, None, "is missing")
+            raise FieldError(name, None, "is missing")
     if not body.keys() <= fields.names:
         name = next(name for name in body if name not in fields.names)
         bound = f"is no field of this request{suggestion(name, [each.name for each in fields])}"
-        raise InvalidRequest(name[:MOST_SHOWN], body[name], bound)
+        raise FieldError(name[:MOST_SHOWN], body[name], bound)
 
 
 def options_of(body: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
@@ -223,18 +225,18 @@ def sent_names(body: Mapping[str, Any], fields: Fields) -> dict[str, str]:
 
 
 def flag(body: Mapping[str, Any], name: str) -> bool:
-    """The field's boolean, False where it is missing. Raises `InvalidRequest`."""
+    """The field's boolean, False where it is missing. Raises `FieldError`."""
     value = body.get(name, False)
     if not isinstance(value, bool):
-        raise InvalidRequest(name, value, "must be true or false")
+        raise FieldError(name, value, "must be true or false")
     return value
 
 
 def field_list(body: Mapping[str, Any], name: str) -> list[Any]:
-    """The field's list, empty where it is missing. Raises `InvalidRequest`."""
+    """The field's list, empty where it is missing. Raises `FieldError`."""
     value = body.get(name, [])
     if not isinstance(value, list):
-        raise InvalidRequest(name, value, "must be a list")
+        raise FieldError(name, value, "must be a list")
     return value
 
 
@@ -242,7 +244,10 @@ def _bias(value: Any) -> dict[int, Any]:
     """`logit_bias` by token id: names in JSON are strings."""
     if not isinstance(value, dict):
         raise InvalidRequest("logit_bias", value, "must map token ids to numbers")
-    try:
-        return {int(name): bias for name, bias in value.items()}
-    except ValueError:
-        raise InvalidRequest("logit_bias", value, "its names must be token ids") from None
+    found: dict[int, Any] = {}
+    with suppress(TypeError, ValueError):
+        found = {int(name): bias for name, bias in value.items()}
+    # `int` reads "05" and "1_0" as well, so that two names could be one token.
+    if {*map(str, found)} != {*map(str, value)}:
+        raise InvalidRequest("logit_bias", value, "its names must be token ids")
+    return found

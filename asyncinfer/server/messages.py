@@ -97,7 +97,11 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest("tool_choice", choice, bound)
     named = {"name": choice.get("name")}
     options["tool_choice"] = {"any": "required", "tool": named}.get(kind, kind)
-    if choice.get("disable_parallel_tool_use"):
+    name = "disable_parallel_tool_use"
+    alone = choice.get(name)
+    if alone is not None and not isinstance(alone, bool):
+        raise InvalidRequest(f"tool_choice.{name}", alone, "must be true or false")
+    if alone:
         options["parallel_tool_calls"] = False
     return options
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.call import Call
-from asyncinfer.server.errors import HttpError
+from asyncinfer.server.errors import FieldError
 from asyncinfer.server.fields import RESPONSES, check_fields, flag, options_of
 from asyncinfer.server.models import Models
 from asyncinfer.server.prompts import response_format
@@ -42,9 +42,7 @@ class Responses:
         for name in _STORED:
             if body.get(name):
                 bound = "is not served: no response is kept; send the whole input"
-                # An error of the engine's `prompt` would be called one of `input`.
-                why = str(InvalidRequest(name, body[name], bound))
-                raise HttpError(400, "invalid_request_error", why, param=name)
+                raise FieldError(name, body[name], bound)
         check_fields(body, RESPONSES)
         model = self._models.find(body.get("model"))
         chat = await call.offload(partial(response_chat, places=call.places), body)

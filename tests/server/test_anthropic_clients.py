@@ -151,6 +151,18 @@ async def test_calls_and_results_are_messages() -> None:
     ("body", "told"),
     [
         ({}, "messages=None: is missing"),
+        (
+            {"messages": MESSAGES, "max_tokens": 1, "response_format": {}},
+            "response_format={}: is no",
+        ),
+        (
+            {
+                "messages": MESSAGES,
+                "max_tokens": 1,
+                "tool_choice": {"type": "auto", "disable_parallel_tool_use": "false"},
+            },
+            "tool_choice.disable_parallel_tool_use='false': must be true or false",
+        ),
         ({"messages": MESSAGES}, "max_tokens=None"),
         ({"messages": MESSAGES, "max_tokens": -1}, "max_tokens=-1"),
         ({"messages": MESSAGES, "max_tokens": 9, "stop_sequences": [1]}, "stop_sequences"),
