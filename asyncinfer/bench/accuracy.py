@@ -117,7 +117,9 @@ def measure_accuracy(
     if options.tokens is not None and options.tokens < 2:
         raise BenchError(f"tokens={options.tokens}: must be at least 2")
     if options.quick:
-        options = replace(options, text=(__file__,), context=min(options.context, 256))
+        options = replace(
+            options, text=options.text or (__file__,), context=min(options.context, 256)
+        )
     pieces = asyncio.run(_pieces(options))[: 1 if options.quick else None]
     predicted = sum(len(piece) - 1 for piece in pieces)
     rows: list[Perplexity] = []

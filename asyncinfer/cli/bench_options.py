@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from asyncinfer.bench import LOOPS
+from asyncinfer.cli.new_file import NewFile
 
 __all__ = ["FILE", "count", "device", "loop", "number", "quick", "recorded", "repeat", "several"]
 
@@ -69,5 +70,5 @@ def quick(function: Function) -> Function:
 def recorded(function: Function) -> Function:
     """Adds the options `--json` and `--plot`."""
     plot = click.option("--plot", type=FILE, help="Draw a plot, such as out.png (bench extra).")
-    json = click.option("--json", "json_path", type=FILE, help="Write the record here.")
+    json = click.option("--json", "json_path", type=NewFile(), help="Write the record here.")
     return json(plot(function))

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from asyncinfer.bench import RANDOM, SHIPPED, PaceOptions, measure_pace
-from asyncinfer.cli.bench_options import FILE, count, loop, number, quick, repeat
+from asyncinfer.cli.bench_options import count, loop, number, quick, repeat
 from asyncinfer.cli.bench_run import run_bench
+from asyncinfer.cli.new_file import NewFile
 
 __all__ = ["pace"]
 
@@ -28,7 +29,7 @@ __all__ = ["pace"]
 @loop
 @quick
 @repeat()
-@click.option("--json", "json_path", type=FILE, help="Write the record here.")
+@click.option("--json", "json_path", type=NewFile(), help="Write the record here.")
 def pace(json_path: Path | None, **options: Any) -> None:
     """How evenly streams go on while a long prompt is computed beside them, and the price of that.
 

@@ -16,6 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from asyncinfer.cli.model import shipped
+from asyncinfer.cli.new_file import NewFile
 from asyncinfer.cli.start import raise_again
 from asyncinfer.doctor import Report, examine_machine
 
@@ -40,7 +41,7 @@ _GIB = 1 << 30
 @click.option(
     "--json",
     "json_path",
-    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    type=NewFile(dash=True),
     help="Write the report as JSON, such as doctor.json; - is standard output.",
 )
 @click.pass_context

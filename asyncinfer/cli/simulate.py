@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_format
+import json
 import signal
 import sys
 import threading
@@ -17,6 +17,7 @@ import click
 from asyncinfer import __version__, plugins
 from asyncinfer.bench import Environment
 from asyncinfer.cli.app import INTERRUPTED
+from asyncinfer.cli.new_file import NewFile
 from asyncinfer.cli.plugin_choice import plugin_choice
 from asyncinfer.cli.start import raise_again
 from asyncinfer.cli.terminal import json_text
@@ -80,6 +81,8 @@ MOST: Final = 40
 )
 @click.option(
     "--json",
+    "json_path",
+    type=NewFile(dash=True),
     is_flag=False,
     flag_value="-",
     metavar="[FILE]",
@@ -93,7 +96,7 @@ def simulate_command(
     shrink: int,
     out: Path,
     replay: Path | None,
-    json: str | None,
+    json_path: Path | None,
     **chosen: tuple[str, dict[str, Any]] | None,
 ) -> int:
     """Live random lives of an engine on a fake model, in virtual time, and check everything: each
@@ -129,12 +132,12 @@ def simulate_command(
         path = out / f"simulation-{trace.seed}.json"
         trace.save(path)
         click.echo(_story(trace, path), err=True)
-    if json is None:
+    if json_path is None:
         _show(report)
     else:
         options = {"checking": checking, "jobs": jobs, **given}
-        with click.open_file(json, "w") as file:
-            click.echo(json_format.dumps(_values(report) | options, indent=2), file)
+        with click.open_file(str(json_path), "w") as file:
+            click.echo(json.dumps(_values(report) | options, indent=2), file)
     if report.failures:
         return 1
     return INTERRUPTED if signal.SIGINT in told else 0

@@ -153,9 +153,10 @@ def test_a_context_without_room() -> None:
         measure_accuracy(AccuracyOptions(tokens=1))
 
 
-def test_text_that_cannot_be_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quick", [False, True])
+def test_text_that_cannot_be_read(tmp_path: Path, quick: bool) -> None:
     with pytest.raises(BenchError, match=r"text: .*missing\.py"):
-        measure_accuracy(AccuracyOptions(text=(str(tmp_path / "missing.py"),)))
+        measure_accuracy(AccuracyOptions(text=(str(tmp_path / "missing.py"),), quick=quick))
     (tmp_path / "bytes.py").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(BenchError, match="text: 'utf-8'"):
         measure_accuracy(AccuracyOptions(text=(str(tmp_path / "bytes.py"),)))

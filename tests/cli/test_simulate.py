@@ -74,6 +74,21 @@ def test_a_file_of_what_it_did(tmp_path: Path) -> None:
     assert values["steps"] == values["events"]["steps"] >= 40
 
 
+@pytest.mark.parametrize(
+    "command", [["simulate"], ["doctor"], ["bench", "host"], ["bench", "pace"]]
+)
+def test_a_file_that_cannot_be_is_told_before_the_work(
+    command: list[str], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("simulate.simulate", "doctor.examine_machine", "bench_run.run_bench"):
+        # What would work meets something that cannot be called.
+        monkeypatch.setattr(f"asyncinfer.cli.{module}", None)
+    with pytest.raises(SystemExit) as done:
+        main([*command, "--json", str(tmp_path / "no" / "a.json")])
+    assert done.value.code == 2
+    assert "a.json: the folder does not exist" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_it_can_be_stopped_and_says_what_it_did(
     number: signal.Signals, code: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
