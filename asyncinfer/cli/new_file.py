@@ -22,6 +22,7 @@ class NewFile(click.Path):
         self, value: Any, param: click.Parameter | None, context: click.Context | None
     ) -> Any:
         path = super().convert(value, param, context)
-        if not Path(path).parent.is_dir():
+        assert isinstance(path, Path)
+        if not path.parent.is_dir():
             self.fail(f"{value}: the folder does not exist", param, context)
         return path

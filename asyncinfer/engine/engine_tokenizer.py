@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
+from asyncinfer.bounds import MAX_TOKENS
+from asyncinfer.checks import check_boolean, check_string
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.chats import Chats
 from asyncinfer.engine.prompt_reader import PromptReader
 from asyncinfer.engine.source import Loaded
+from asyncinfer.errors import InvalidRequest
 from asyncinfer.scheduler import RunnerSpec
 from asyncinfer.text import Detokenizer, Tokenizer
 from asyncinfer.tools import ChatOptions
@@ -52,20 +56,25 @@ class EngineTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; with the special tokens that the model's tokenizer puts around one,
         such as one that begins it. Raises `InvalidRequest`."""
+        check_string("text", text)
+        check_boolean("add_special_tokens", add_special_tokens)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; malformed bytes become U+FFFD, ids without a token are left
-        out."""
-        return self._tokenizer.decode(ids, skip_special_tokens)
+        out. Raises `InvalidRequest`."""
+        check_boolean("skip_special_tokens", skip_special_tokens)
+        return self._tokenizer.decode(_ids("ids", ids), skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes that a token adds to a text; None where that depends on its neighbours."""
-        return self._tokenizer.token_bytes(token_id)
+        """The bytes that a token adds to a text; None where that depends on its neighbours.
+        Raises `InvalidRequest`."""
+        return self._tokenizer.token_bytes(*_ids("token_id", [token_id]))
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
-        """Decodes one answer token by token; `after` are the tokens before it."""
-        return Detokenizer(self._tokenizer, after)
+        """Decodes one answer token by token; `after` are the tokens before it. Raises
+        `InvalidRequest`."""
+        return Detokenizer(self._tokenizer, _ids("after", after))
 
     def render_chat(
         self,
@@ -108,5 +117,18 @@ class EngineTokenizer:
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None) -> str:
         self._chats.template()
+        if not isinstance(messages, Sequence):
+            raise InvalidRequest("messages", messages, "must be a list of messages")
         self._reader.check_messages(messages)
         return self._chats.render(messages, options)
+
+
+def _ids(name: str, ids: Iterable[int]) -> list[int]:
+    """Token ids of any kind of whole number, such as NumPy's, as a list."""
+    try:
+        found = [index(each) for each in ids]
+    except TypeError:
+        raise InvalidRequest(name, ids, "must be token ids") from None
+    if found and not 0 <= min(found) <= max(found) <= MAX_TOKENS:
+        raise InvalidRequest(name, ids, f"token ids are between 0 and {MAX_TOKENS}")
+    return found
