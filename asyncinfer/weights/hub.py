@@ -168,6 +168,8 @@ class HubModel:
         at = f" at revision {self.revision}" if self.revision else ""
         what = "file" if is_gguf(self.model) else "folder"
         near = "" if "/" in self.model else suggestion(self.model, NAMED_MODELS)
+        if self.model in NAMED_MODELS:
+            near = f"; the name {self.model} goes without a revision"
         return ModelLoadError(
             f"model {self.model!r}: there is no such {what} in {os.getcwd()}, and it cannot be had "
             f"from {where}{at}: {why}. Give the path of a checkpoint's folder, the id of a "

@@ -253,3 +253,9 @@ def test_a_name_that_is_spelt_nearly_right(single: Hub, tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError) as caught:
             resolve(name, cache_dir=tmp_path, endpoint=single.url)
         assert str(caught.value).endswith(told)
+
+
+def test_a_name_goes_without_a_revision(single: Hub, tmp_path: Path) -> None:
+    """With one it is an id on the hub; it was told that `smollm2` was meant."""
+    with pytest.raises(ModelLoadError, match=r"lists; the name smollm2 goes without a revision$"):
+        resolve("smollm2", revision="main", cache_dir=tmp_path, endpoint=single.url)
