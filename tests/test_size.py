@@ -24,7 +24,7 @@ MOST = {
     "integrations": 1_744,
     "kernels": 12_901,
     "layers": 2_368,
-    "models": 10_426,
+    "models": 10_434,
     "planner": 1_299,
     "plugins": 1_442,
     "protocols": 700,
@@ -38,7 +38,7 @@ MOST = {
     "speculation": 1_052,
     "telemetry": 600,
     "testing": 9_960,
-    "text": 3_493,
+    "text": 3_495,
     "tools": 2_800,
     "weights": 3_180,
 }

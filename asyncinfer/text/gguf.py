@@ -20,6 +20,8 @@ __all__ = ["gguf_template", "gguf_tokenizer"]
 _PREFIX: Final = "tokenizer.ggml."
 #: Kinds of tokens, by the file's numbers.
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+#: Ids that stand for no token: -1, also where it was written as an unsigned number.
+_NO_TOKEN: Final = (-1, (1 << 32) - 1)
 #: Tokenizers that keep a word which is a token, even if no merges lead to it.
 _WHOLE_WORDS: Final = {
     "falcon-h1",
@@ -260,7 +262,7 @@ class _Metadata:
 
     def token_id(self, key: str, count: int) -> int | None:
         value = self.get(key)
-        if value is None:
+        if value is None or (type(value) is int and value in _NO_TOKEN):
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
             raise self.refuse(key, f"must be a token id below {count}")

@@ -147,6 +147,32 @@ def test_queries_that_grow_as_a_file_says(tmp_path: Path) -> None:
     check_logits(model, tmp_path, "mistral4", said)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope.scale_linear": 4.0, "rope.scaling.type": None, "rope.scaling.factor": None},
+        {"rope.scaling.type": None, "rope.scaling.factor": 4.0},
+    ],
+    ids=["the first files' key", "no type"],
+)
+def test_a_linear_scaling_that_a_file_does_not_call_so(
+    said: dict[str, Any], tmp_path: Path
+) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+    check_logits(random_model("llama", "plain", rope_parameters=rope), tmp_path, "llama", said)
+
+
+@pytest.mark.parametrize("kind", ["linear", "none", "yarn"])
+def test_a_factor_of_0_stands_for_no_scaling(kind: str, tmp_path: Path) -> None:
+    said = {"rope.scaling.type": kind, "rope.scaling.factor": 0.0}
+    check_logits(random_model("llama", "plain"), tmp_path, "llama", said)
+
+
+def test_a_window_of_0_stands_for_none(tmp_path: Path) -> None:
+    """Files of Phi-4 have it."""
+    check_logits(random_model("phi3", "plain"), tmp_path, "phi3", {"attention.sliding_window": 0})
+
+
 def test_phi_longrope(tmp_path: Path) -> None:
     """llama.cpp scales the rotation by the one factor that Phi-3.5-MoE has."""
     rope = FAMILIES["phimoe"]["longrope, biases"]["rope_parameters"]
@@ -305,6 +331,15 @@ def test_a_list_in_the_place_of_a_number(files: list[GgufCheckpoint]) -> None:
     metadata = {**gemma.metadata, "gemma3.block_count": np.array([3, 4], np.int32)}
     with pytest.raises(ModelLoadError, match="num_hidden_layers"):
         gguf_config(cast(GgufCheckpoint, Header(gemma, metadata)))
+
+
+@pytest.mark.parametrize("none", [-1, 2**32 - 1])
+def test_a_token_of_minus_one_stands_for_none(none: int, files: list[GgufCheckpoint]) -> None:
+    """As llama2.c's converter writes those that its models lack."""
+    ids = dict.fromkeys(("tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"), none)
+    config = gguf_config(cast(GgufCheckpoint, Header(files[0], {**files[0].metadata, **ids})))
+    assert config.bos_token_id is None
+    assert config.eos_token_ids == ()
 
 
 @fuzz(200)

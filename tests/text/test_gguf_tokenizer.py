@@ -223,6 +223,22 @@ def test_the_template_has_the_special_tokens() -> None:
     assert not gguf_template(given, "a.gguf")
 
 
+@pytest.mark.parametrize("none", [-1, 2**32 - 1])
+def test_an_id_of_minus_one_stands_for_no_token(none: int) -> None:
+    """As llama2.c's converter writes the ids of tokens that its models lack."""
+    tokens, merges = trained(byte_level=True)
+    roles = ("bos", "eos", "unknown", "seperator", "padding", "eot")
+    ids = {f"tokenizer.ggml.{role}_token_id": none for role in roles}
+    source = "{{ bos_token is defined }} {{ pad_token is defined }} {{ messages[0].content }}"
+    given = {**byte_level((tokens, merges), "llama-bpe"), **ids, "tokenizer.chat_template": source}
+    ours = gguf_tokenizer(given, "a.gguf")
+    assert ours.bos_id is None
+    assert not ours.eos_ids
+    assert ours.encode("a") == [tokens.index("a")]
+    template = gguf_template(given, "a.gguf")
+    assert template.render([{"role": "user", "content": "hi"}]) == "False False hi"
+
+
 BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "no tokens": ({"tokens": None}, "tokens=None: must be a list of strings"),
     "tokens of numbers": ({"tokens": [1, 2]}, "tokens=[1, 2]: must be a list of strings"),

@@ -34,6 +34,8 @@ _KEYS: Final = {
     "sliding_window": "attention.sliding_window",
 }
 _EPS: Final = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+#: Ids that stand for no token: -1, also where it was written as an unsigned number.
+_NO_TOKEN: Final = (-1, (1 << 32) - 1)
 #: Models whose attention is scaled by `hidden_size / heads` though `head_dim` differs: architecture
 #: and number of layers.
 _SCALED_BY_WIDTH: Final = (("gemma2", 46), ("gemma3", 62))
@@ -93,7 +95,8 @@ def _values(
     values["vocab_size"] = embedding.shape[0]
     values["tie_word_embeddings"] = "output.weight" not in tensors
     for key in ("bos", "eos"):
-        values[f"{key}_token_id"] = plain_value(metadata.get(f"tokenizer.ggml.{key}_token_id"))
+        token = plain_value(metadata.get(f"tokenizer.ggml.{key}_token_id"))
+        values[f"{key}_token_id"] = None if token in _NO_TOKEN else token
     head_dim, rotated = values["head_dim"], get("rope.dimension_count")
     heads, width = values["num_attention_heads"], values["hidden_size"]
     by_width = None
@@ -109,6 +112,9 @@ def _values(
     values |= _rope(facts, {**architecture.scaling, **_given(**scaling)})
     # The family has defaults for keys that the file omits.
     given = {key: value for key, value in values.items() if value is not None}
+    if given.get("sliding_window") == 0:
+        # Files of Phi-4 say so that it has no window, which the family's default would be.
+        given["sliding_window"] = None
     derived = {} if architecture.derived is None else architecture.derived(facts)
     return {**given, **architecture.values, **derived}
 
@@ -139,8 +145,10 @@ def _rope(facts: Facts, taken: Mapping[str, Any]) -> dict[str, Any]:
         factors = facts.numbers("rope_freqs.weight")
         scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
         return {"rope_scaling": {**scaling, "attention_factor": 1.0}}
-    kind, factor = get("rope.scaling.type"), get("rope.scaling.factor")
-    if kind in (None, "none") or factor is None:
+    # The first files have another key for the factor, and no type. A factor of 0 stands for none.
+    kind = get("rope.scaling.type") or "linear"
+    factor = get("rope.scaling.factor") or get("rope.scale_linear")
+    if kind == "none" or not factor:
         return {}
     if kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}

@@ -26,8 +26,8 @@ _SHARED_CHOICES: Final = 1 << 20
 
 
 def window_or_none(facts: Facts) -> dict[str, Any]:
-    """The window; None for a file without that key."""
-    return {"sliding_window": facts.get("attention.sliding_window")}
+    """The window; None for a file without that key, or with 0."""
+    return {"sliding_window": facts.get("attention.sliding_window") or None}
 
 
 def latent_values(facts: Facts) -> dict[str, Any]:
