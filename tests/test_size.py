@@ -10,7 +10,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: Lines of each room, prose and blank ones included. Whoever mends or tidies makes room for it; a
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
-    "adapters": 975,
+    "adapters": 976,
     "attention": 2_848,
     "bench": 8_138,
     "builtin": 900,
@@ -24,7 +24,7 @@ MOST = {
     "integrations": 1_744,
     "kernels": 12_901,
     "layers": 2_368,
-    "models": 10_434,
+    "models": 10_435,
     "planner": 1_299,
     "plugins": 1_442,
     "protocols": 700,
@@ -40,7 +40,7 @@ MOST = {
     "testing": 9_960,
     "text": 3_495,
     "tools": 2_800,
-    "weights": 3_180,
+    "weights": 3_190,
 }
 #: Lines of all modules that lie beside the rooms.
 MOST_BESIDE = 2_408

@@ -107,12 +107,13 @@ def open_adapter(
 def resolve_adapter(source: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The local folder of an adapter: a path as it is, a hub id downloaded into the hub's cache.
     Raises `ModelLoadError`."""
-    local = Path(source).expanduser()
+    # Not by `Path`, which fails for users that are not known, and for names that are too long.
+    local = os.path.expanduser(source)
     # `Path` would take an empty text for the current folder.
-    if str(source) and local.is_dir():
-        return local
+    if str(source) and os.path.isdir(local):
+        return Path(local)
     named = not isinstance(source, Path) and "/" in str(source) and is_hub_id(str(source))
-    if local.exists() or not named:
+    if os.path.exists(local) or not named:
         raise ModelLoadError(
             "is no folder of an adapter, and no hub id such as 'org/name' either", file=str(source)
         )

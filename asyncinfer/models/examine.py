@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -65,7 +66,7 @@ def examine(folder: str | Path, *, follow_symlinks: bool = False) -> Examined:
     path = Path(folder)
     if is_gguf(path):
         return _examine_gguf(path)
-    if path.is_file():
+    if os.path.isfile(path):
         return _examine_config(path)
     with following_links(follow_symlinks):
         return _examine_folder(path)

@@ -84,7 +84,7 @@ class HubModel:
         self.model = model
         self.revision = revision
         self.offline = offline or bool(constants.HF_HUB_OFFLINE)
-        self._cache = Path(cache_dir or constants.HF_HUB_CACHE).expanduser()
+        self._cache = Path(os.path.expanduser(cache_dir or constants.HF_HUB_CACHE))
         self._given_endpoint = endpoint
         self._endpoint = endpoint or constants.ENDPOINT
         self._show_progress = show_progress

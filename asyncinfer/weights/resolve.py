@@ -71,9 +71,9 @@ def resolve(
             endpoint=endpoint,
             show_progress=show_progress,
         )
-    hub_id, _, file = str(model).partition(":")
+    hub_id, file = (model, "") if isinstance(model, Path) else _parts(model)
     hub = HubModel(
-        _hub_id(model if isinstance(model, Path) else hub_id),
+        _hub_id(hub_id),
         revision,
         offline=offline,
         cache_dir=cache_dir,
@@ -141,12 +141,12 @@ def _gguf_here(
 ) -> Path | None:
     """The GGUF file that a name or `"org/name:file"` stands for, if `model` is one. It is
     not fetched, since it has the weights too. Raises `ModelLoadError`."""
-    hub_id, colon, file = str(model).partition(":")
+    hub_id, file = _parts(str(model))
     try:
         if model in NAMED_MODELS and revision is None:
             named = NAMED_MODELS[str(model)]
             return pull(named, offline=True, cache_dir=cache_dir, endpoint=endpoint)
-        if isinstance(model, Path) or not colon or not is_hub_id(hub_id):
+        if isinstance(model, Path) or not file or not is_hub_id(hub_id):
             return None
         hub = HubModel(
             hub_id,
@@ -181,7 +181,8 @@ def _local_checkpoint(path: Path) -> Path:
 
 def _local(model: str | Path) -> Path | None:
     """The folder or regular file that `model` names; None if there is none."""
-    path = Path(model).expanduser()
+    # Not by `Path`, which fails for users that are not known.
+    path = Path(os.path.expanduser(model))
     try:
         # Path("") would be the current folder, which an empty name does not mean.
         if not str(model) or not path.exists():
@@ -197,7 +198,18 @@ def _is_small(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _SMALL_FILES)
 
 
+def _parts(model: str) -> tuple[str, str]:
+    """The hub id of `"org/name:file"`, and the file; of an address and of a path on Windows all
+    and nothing."""
+    hub_id, _, file = model.partition(":")
+    return (model, "") if file.startswith(("/", "\\")) else (hub_id, file)
+
+
 def _hub_id(model: str | Path) -> str:
+    if "://" in str(model):
+        raise ModelLoadError(
+            "is an address; of a model on the hub give the id, such as 'org/name'", file=str(model)
+        )
     if isinstance(model, Path) or not is_hub_id(model):
         what = "file" if is_gguf(model) else "folder"
         raise ModelLoadError(f"no such {what}, and no hub id either", file=str(model) or "''")

@@ -233,7 +233,11 @@ def test_tensors(
 
 
 @pytest.mark.parametrize(
-    "source", ["/nowhere", "./none", "~/none", "none", "a/b/c", "a/b..c", "nul\0", ""]
+    "source",
+    [
+        *("/nowhere", "./none", "~/none", "none", "a/b/c", "a/b..c", "nul\0", ""),
+        *("~a-user-of-another-machine/x", "x" * 5000),
+    ],
 )
 def test_neither_a_folder_nor_a_hub_id(pool: AdapterPool, source: str) -> None:
     with pytest.raises(ModelLoadError, match="is no folder of an adapter"):

@@ -51,6 +51,11 @@ def test_one_that_can_be_loaded() -> None:
     assert found.config is not None
 
 
+def test_a_name_that_no_file_can_have() -> None:
+    with pytest.raises(ModelLoadError, match="no such file"):
+        examine("x" * 5000)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}".replace(" ", "-"))
 def test_the_nearest_family_is_its_own(case: tuple[str, str], tmp_path: Path) -> None:
     """Under another name every family's checkpoint is still told by its tensors: none differs."""

@@ -57,6 +57,7 @@ def test_a_folder_stays_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     "name",
     [
         *("./missing", "/missing", "/missing/model", "~/missing", "a/b/c", "../x"),
+        *("~a-user-of-another-machine/x", "C:\\models\\x", "C:/models/x"),
         *("", "a b", "nul\0", "-x", "a/b..c", "a/b--c", "ö/x", "a/" + "b" * 96),
     ],
 )
@@ -67,6 +68,12 @@ def test_neither_folder_nor_hub_id(
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ModelLoadError, match=r"no such folder|cannot be opened"):
         resolve(name)
+
+
+@pytest.mark.parametrize("take", [resolve, resolve_config])
+def test_an_address_is_no_hub_id(take: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"file https://hub/org/name: is an address; .* id"):
+        take("https://hub/org/name", offline=True, cache_dir=tmp_path)
 
 
 def test_a_missing_path_is_never_a_hub_id(tmp_path: Path) -> None:
