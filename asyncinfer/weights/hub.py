@@ -91,6 +91,11 @@ class HubModel:
         self._updates = 0
 
     @property
+    def _repository(self) -> Path:
+        """The folder of the model in the cache."""
+        return self._cache / f"models--{self.model.replace('/', '--')}"
+
+    @property
     def is_commit(self) -> bool:
         """Whether the revision is a commit, whose content never changes."""
         return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
@@ -103,6 +108,19 @@ class HubModel:
             self.model, file, cache_dir=self._cache, revision=self.revision
         )
         return Path(found).parent if isinstance(found, str) else None
+
+    def snapshot(self) -> Path | None:
+        """The revision's folder in the cache, whatever it has; None if there is none."""
+        repository = self._repository
+        commit = self.revision or "main"
+        try:
+            branch = repository / "refs" / commit
+            if branch.is_file():
+                commit = branch.read_text(encoding="utf-8")
+            folder = repository / "snapshots" / commit
+            return folder if _COMMIT.fullmatch(commit) and folder.is_dir() else None
+        except (OSError, ValueError):
+            return None
 
     def listing(self, *, needed: bool) -> tuple[str, frozenset[str]]:
         """The revision's commit, and its files. `Unreachable` if the hub does not answer in time,
@@ -198,7 +216,7 @@ class HubModel:
 
     def _progress(self) -> tuple[int, int]:
         """A value that changes while data arrives."""
-        folder = self._cache / f"models--{self.model.replace('/', '--')}" / "blobs"
+        folder = self._repository / "blobs"
         size = 0
         try:
             with os.scandir(folder) as entries:

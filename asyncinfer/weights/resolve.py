@@ -11,7 +11,7 @@ from asyncinfer.files import checkpoint_file
 from asyncinfer.weights.checkpoint import INDEX, SINGLE, read_index
 from asyncinfer.weights.gguf import find_gguf, is_gguf
 from asyncinfer.weights.hub import HubModel, Unreachable, is_hub_id
-from asyncinfer.weights.hub_gguf import resolve_gguf
+from asyncinfer.weights.hub_gguf import cached_gguf, resolve_gguf
 from asyncinfer.weights.named import NAMED_MODELS
 from asyncinfer.weights.pull import pull
 
@@ -51,9 +51,10 @@ def resolve(
     show_progress: bool = False,
 ) -> Path:
     """The local checkpoint of `model`, a folder or a GGUF file: a path as it is; a hub id
-    (`"org/name"`), downloaded into the hub's cache with only the files an engine needs; a GGUF file
-    of the hub (`"org/name:file.gguf"`, or a part of its name that no other file there has, as
-    `"org/name:Q4_K_M"`); or one of `NAMED_MODELS`, fetched by `pull`.
+    (`"org/name"`), downloaded into the hub's cache with only the files an engine needs, or the only
+    GGUF file if it has no safetensors; a GGUF file of the hub (`"org/name:file.gguf"`, or a part of
+    its name that no other file there has, as `"org/name:Q4_K_M"`); or one of `NAMED_MODELS`,
+    fetched by `pull`.
 
     `revision` is a branch, tag or commit of the hub. `offline` takes what the cache holds, as
     `HF_HUB_OFFLINE` does. `show_progress` lets the hub's client draw its bars. A model that is
@@ -88,7 +89,12 @@ def resolve(
     elif cached is not None:
         folder = cached
     else:
-        raise hub.refused("it is not there")
+        found = cached_gguf(hub, "")
+        if found is None:
+            raise hub.refused("it is not there")
+        return found
+    if is_gguf(folder):
+        return folder
     for name in _weights(folder):
         # A cache may hold a part of the model only.
         if checkpoint_file(folder, name) is None:
@@ -217,17 +223,21 @@ def _hub_id(model: str | Path) -> str:
 
 
 def _fetch(hub: HubModel, whole: Path | None) -> Path:
-    """The revision's folder. `whole` is its folder in the cache if that lacks nothing, and is taken
-    if it is the newest commit or the hub does not answer."""
+    """The revision's folder, or its only GGUF file. `whole` is the folder in the cache if that
+    lacks nothing, and is taken if it is the newest commit or the hub does not answer."""
     if whole is not None and hub.is_commit:
         return whole
     try:
         commit, files = hub.listing(needed=whole is None)
     except Unreachable as error:
-        if whole is None:
+        found = whole or cached_gguf(hub, "")
+        if found is None:
             raise hub.refused(str(error)) from error
         hub.log_unreachable(error)
-        return whole
+        return found
+    gguf = [name for name in files if is_gguf(name)]
+    if gguf and not files & {SINGLE, INDEX}:
+        return resolve_gguf(hub, find_gguf(gguf, "", hub.model))
     if whole is not None and whole.name == commit:
         wanted = [PurePosixPath(name) for name in files if _is_small(name)]
         if all(checkpoint_file(whole, it.name, str(it.parent)) is not None for it in wanted):
