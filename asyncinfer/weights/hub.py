@@ -229,11 +229,17 @@ class HubModel:
     def _why(self, error: Exception) -> str:
         from huggingface_hub.errors import (
             GatedRepoError,
+            HfHubHTTPError,
             LocalEntryNotFoundError,
             RepositoryNotFoundError,
             RevisionNotFoundError,
         )
 
+        if isinstance(error, LocalEntryNotFoundError) and isinstance(
+            error.__cause__, HfHubHTTPError
+        ):
+            # The hub did answer, and the client says that it did not.
+            return self._why(error.__cause__)
         text = (str(error).strip() or repr(error)).splitlines()[0].rstrip(".")
         if isinstance(error, LocalEntryNotFoundError):
             text = f"it cannot be reached ({text})"

@@ -39,6 +39,8 @@ class Hub:
         self.fetched: list[str] = []
         self.asked: list[str] = []
         self.sent = 0
+        #: The status of an answer to whoever asks for a file.
+        self.status = 200
         self.url = ""
 
     @contextlib.contextmanager
@@ -67,7 +69,7 @@ class Hub:
             name = path.removeprefix(files)
             if request.command == "GET":
                 self.fetched.append(name)
-            self._send(request, self.files[name], name=name)
+            self._send(request, self.files[name], self.status, name=name)
         else:
             code = "RevisionNotFound" if path.startswith(api) else "RepoNotFound"
             self._send(request, b"", status=404, code=code)

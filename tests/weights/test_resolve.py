@@ -152,6 +152,14 @@ def test_what_the_hub_does_not_have(single: Hub, tmp_path: Path) -> None:
         take("org/single", offline=True)
 
 
+def test_what_the_hub_says_when_it_gives_no_file(single: Hub, tmp_path: Path) -> None:
+    """The client says of every such answer that the connection is to be checked."""
+    single.status = 451
+    with pytest.raises(ModelLoadError, match="451 Unavailable For Legal Reasons") as caught:
+        resolve("org/single", cache_dir=tmp_path, endpoint=single.url)
+    assert "cannot be reached" not in str(caught.value)
+
+
 def test_a_hub_that_cannot_be_reached(single: Hub, tmp_path: Path) -> None:
     folder = resolve("org/single", cache_dir=tmp_path, endpoint=single.url)
     nowhere = "http://127.0.0.1:1"
