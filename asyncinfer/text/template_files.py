@@ -20,8 +20,9 @@ _MOST_BYTES: Final = 4 << 20
 def template_sources(path: Path) -> dict[str, str]:
     """Templates by name, "default" and "tool_use" among them. If there are template files
     (`chat_template.jinja`, `additional_chat_templates/*.jinja`), those of `tokenizer_config.json`
-    are ignored. Raises `ModelLoadError` if one cannot be read."""
-    sources = {}
+    are ignored. If there is none in there either, `chat_template.json` has it, where models of
+    images and text kept theirs. Raises `ModelLoadError` if one cannot be read."""
+    sources: dict[str, str] = {}
     own = file_of(path, "chat_template.jinja")
     if own is not None:
         sources["default"] = _read(own)
@@ -36,8 +37,11 @@ def template_sources(path: Path) -> dict[str, str]:
                 sources[each.stem] = _read(file)
     if sources:
         return sources
-    config = path / "tokenizer_config.json"
-    return _named(config, read_json(path, config.name).get("chat_template"))
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        sources = _named(path / name, read_json(path, name).get("chat_template"))
+        if sources:
+            break
+    return sources
 
 
 def response_template(path: Path) -> Mapping[str, Any] | None:

@@ -66,6 +66,16 @@ def folder_of(path: Path, config: dict[str, Any], files: dict[str, str]) -> Path
     return path
 
 
+@pytest.mark.parametrize(
+    ("config", "taken"), [({}, "of its own"), ({"chat_template": "config"}, "config")]
+)
+def test_the_file_of_models_of_images_and_text(
+    tmp_path: Path, config: dict[str, Any], taken: str
+) -> None:
+    files = {"chat_template.json": json.dumps({"chat_template": "of its own"})}
+    assert ChatTemplate.from_folder(folder_of(tmp_path, config, files)).render(HELLO) == taken
+
+
 @pytest.mark.parametrize("tools", [None, TOOLS, []], ids=["none", "tools", "empty"])
 @pytest.mark.parametrize(("config", "files"), CONFIGS)
 def test_which_template_is_taken(
