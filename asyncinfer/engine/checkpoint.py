@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from asyncinfer.config import EngineConfig
@@ -39,7 +40,7 @@ class CheckpointSource:
         from asyncinfer.models.remote_code import tokenizer_code
         from asyncinfer.weights.gguf import is_gguf
 
-        path, head = self._path(config), drafting_head(config)
+        path, head = self._path(config, _check_fetched), drafting_head(config)
         if is_gguf(path):
             return load_gguf(path, config, progress, draft=self.draft, head=head)
         with following_links(self._follows_links(config)):
@@ -87,11 +88,22 @@ class CheckpointSource:
                 f"{error}. What it would need: asyncinfer models --check {shlex.quote(folder)}",
             ) from None
 
-    def _path(self, config: EngineConfig) -> Path:
+    def _path(
+        self, config: EngineConfig, check: Callable[[Path], object] = lambda folder: None
+    ) -> Path:
         from asyncinfer.weights import resolve
 
-        return resolve(self.model, revision=config.revision)
+        return resolve(self.model, revision=config.revision, check=check)
 
     def _follows_links(self, config: EngineConfig) -> bool:
         """Links are never followed in what comes from the hub, which anybody may have made."""
         return os.path.isdir(os.path.expanduser(self.model)) and config.follow_symlinks
+
+
+def _check_fetched(folder: Path) -> None:
+    """Refuse a model of the hub that cannot be loaded before its weights are fetched, which may
+    take hours. Raises `ModelLoadError`."""
+    from asyncinfer.models import read_config
+
+    read_config(folder)
+    Tokenizer.from_folder(folder)

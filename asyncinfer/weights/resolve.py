@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
@@ -49,6 +50,7 @@ def resolve(
     cache_dir: str | Path | None = None,
     endpoint: str | None = None,
     show_progress: bool = False,
+    check: Callable[[Path], object] = lambda folder: None,
 ) -> Path:
     """The local checkpoint of `model`, a folder or a GGUF file: a path as it is; a hub id
     (`"org/name"`), downloaded into the hub's cache with only the files an engine needs, or the only
@@ -59,7 +61,8 @@ def resolve(
     `revision` is a branch, tag or commit of the hub. `offline` takes what the cache holds, as
     `HF_HUB_OFFLINE` does. `show_progress` lets the hub's client draw its bars. A model that is
     whole in the cache is opened without the hub if that does not answer at once, or if the revision
-    is a commit. Raises `ModelLoadError`.
+    is a commit. `check` is called with the folder of the small files before safetensors are
+    fetched, which may be for nothing. Raises `ModelLoadError`, and what `check` does.
     """
     local = _local(model)
     if local is not None:
@@ -85,7 +88,7 @@ def resolve(
         return resolve_gguf(hub, file)
     cached = hub.cached()
     if not hub.offline:
-        folder = _fetch(hub, cached if cached is not None and _is_whole(cached) else None)
+        folder = _fetch(hub, cached if cached is not None and _is_whole(cached) else None, check)
     elif cached is not None:
         folder = cached
     else:
@@ -222,7 +225,7 @@ def _hub_id(model: str | Path) -> str:
     return model
 
 
-def _fetch(hub: HubModel, whole: Path | None) -> Path:
+def _fetch(hub: HubModel, whole: Path | None, check: Callable[[Path], object]) -> Path:
     """The revision's folder, or its only GGUF file. `whole` is the folder in the cache if that
     lacks nothing, and is taken if it is the newest commit or the hub does not answer."""
     if whole is not None and hub.is_commit:
@@ -243,6 +246,7 @@ def _fetch(hub: HubModel, whole: Path | None) -> Path:
         if all(checkpoint_file(whole, it.name, str(it.parent)) is not None for it in wanted):
             return whole
     folder = hub.download(hub.revision, [name for name in files if _is_small(name)])
+    check(folder)
     # By the index' commit, so that index and weights match even if the branch moves on.
     return hub.download(folder.name, _weights(folder))
 

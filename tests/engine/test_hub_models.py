@@ -1,0 +1,64 @@
+"""Models of the hub: what cannot be loaded is refused before its weights are fetched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from weights.hub import Hub
+
+from asyncinfer import ModelLoadError, SyncEngine
+from asyncinfer.builtin import MODEL_PATH
+
+CONFIG: dict[str, Any] = json.loads((MODEL_PATH / "config.json").read_text("utf-8"))
+FILES = {
+    name: (MODEL_PATH / name).read_bytes()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+}
+WRONG: dict[str, tuple[dict[str, bytes | None], str]] = {
+    "an unknown architecture": (
+        {"config.json": json.dumps({**CONFIG, "architectures": ["KlingonForCausalLM"]}).encode()},
+        "KlingonForCausalLM",
+    ),
+    "a config that cannot be": (
+        {"config.json": json.dumps({**CONFIG, "num_hidden_layers": 0}).encode()},
+        "num_hidden_layers=0",
+    ),
+    "no tokenizer": ({"tokenizer.json": None}, "needs its fast tokenizer"),
+    "half a tokenizer": ({"tokenizer.json": b'{"model":'}, "not a tokenizer"),
+}
+
+
+@contextmanager
+def serving(files: dict[str, bytes], cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that the environment names, as the client reads it when it is imported."""
+    with Hub("org/name", files).serve() as hub:
+        address = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        yield hub
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_no_weights_are_fetched_for_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, says = WRONG[name]
+    files = {file: data for file, data in {**FILES, **changes}.items() if data is not None}
+    with serving(files, tmp_path, monkeypatch) as hub:
+        with pytest.raises(ModelLoadError, match=says), SyncEngine("org/name", device="cpu"):
+            pass
+    assert sorted(hub.fetched) == sorted(files.keys() - {"model.safetensors"})
+
+
+def test_a_model_of_the_hub_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(FILES, tmp_path, monkeypatch) as hub:
+        with SyncEngine("org/name", device="cpu") as engine:
+            assert len(engine.generate("Once upon", max_tokens=2, ignore_eos=True).token_ids) == 2
+    assert sorted(hub.fetched) == sorted(FILES)
