@@ -48,7 +48,7 @@ class CheckpointSource:
             # Imported last, so that a refused config imports no runner.
             from asyncinfer.runner import open_runner
 
-            tokenizer = Tokenizer.from_folder(path)
+            tokenizer = Tokenizer.from_folder(path, known.vocab_size)
             template = ChatTemplate.from_folder(path, tokenizer.shield)
             defaults = generation_defaults(path)
             modules = read_modules(path, known.hidden_size)
@@ -56,7 +56,7 @@ class CheckpointSource:
                 path, config, tokenizer.vocab_size, progress, draft=self.draft, head=head
             )
             notes = (
-                *(*runner.notes, *tokenizer_code(path), *template.notes),
+                *(*runner.notes, *tokenizer_code(path), *tokenizer.notes, *template.notes),
                 *response_notes(template.response),
             )
         return Loaded(

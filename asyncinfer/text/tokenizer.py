@@ -16,7 +16,7 @@ from asyncinfer.text.longest_token import extent, longest_token
 from asyncinfer.text.panic import panicked
 from asyncinfer.text.pieces import PieceTable, decoder_kind
 from asyncinfer.text.shield import Shield, check_text
-from asyncinfer.text.tokenizer_files import load_backend, named_ids
+from asyncinfer.text.tokenizer_files import load_backend, named_ids, with_tokens_below
 from asyncinfer.text.word_cache import keep_no_prompts
 
 __all__ = ["Tokenizer"]
@@ -40,8 +40,11 @@ class Tokenizer:
         *,
         bos_id: int | None = None,
         eos_ids: Iterable[int] = (),
+        left_out: tuple[str, ...] = (),
     ) -> None:
-        """`backend` belongs to this object from now on: truncation and padding are switched off."""
+        """`backend` belongs to this object from now on: truncation and padding are switched off.
+        `left_out` names tokens of the model's files that it does not have."""
+        self._left_out = left_out
         backend.no_truncation()
         backend.no_padding()
         keep_no_prompts(backend)
@@ -75,15 +78,20 @@ class Tokenizer:
         self.pieces = PieceTable(backend, decoder_kind(backend), self.vocab_size, self.special_ids)
 
     @classmethod
-    def from_folder(cls, path: Path) -> Tokenizer:
+    def from_folder(cls, path: Path, rows: int | None = None) -> Tokenizer:
         """Read `tokenizer.json` and what the files beside it say about special tokens.
 
+        `rows` is how many tokens the model has an embedding for. Added tokens beyond are left out:
+        they stand for no text, as the one that images replace does in Gemma 3's models of text.
         Raises `ModelLoadError`, naming the file.
         """
         backend = load_backend(path)
+        beyond: tuple[str, ...] = ()
+        if rows is not None:
+            backend, beyond = with_tokens_below(backend, rows)
         bos_id, eos_ids = named_ids(path, backend)
         try:
-            return cls(backend, bos_id=bos_id, eos_ids=eos_ids)
+            return cls(backend, bos_id=bos_id, eos_ids=eos_ids, left_out=beyond)
         except BaseException as error:
             if not panicked(error):
                 raise
@@ -98,6 +106,15 @@ class Tokenizer:
         For fake models, tests and benchmarks.
         """
         return cls(byte_level_backend(add_bos=add_bos), bos_id=256, eos_ids=[eos_id])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which tokens of the model's files were left out."""
+        if not self._left_out:
+            return ()
+        first, more = ", ".join(self._left_out[:3]), len(self._left_out) - 3
+        some = f"{first} and {more} more" if more > 0 else first
+        return (f"tokens that the model has no embedding for are read as text: {some}",)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises `InvalidRequest` for a lone surrogate, which is not valid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ from asyncinfer.errors import ModelLoadError
 from asyncinfer.text.panic import panicked
 from asyncinfer.text.tiktoken_files import read_tiktoken
 
-__all__ = ["ROLES", "file_of", "load_backend", "named_ids", "read_json", "special_tokens"]
+__all__ = [
+    "ROLES",
+    "file_of",
+    "load_backend",
+    "named_ids",
+    "read_json",
+    "special_tokens",
+    "with_tokens_below",
+]
 
 #: Far above the few megabytes of a `tokenizer_config.json` that describes every added token.
 MAX_JSON_BYTES = 64 << 20
@@ -64,6 +73,19 @@ def _fast_backend(folder: Path) -> tokenizers.Tokenizer:
         if not panicked(error):
             raise
         raise ModelLoadError(f"not a tokenizer: {error}", file=str(path)) from error
+
+
+def with_tokens_below(
+    backend: tokenizers.Tokenizer, most: int
+) -> tuple[tokenizers.Tokenizer, tuple[str, ...]]:
+    """The tokenizer without its added tokens from the id `most` on, and their texts."""
+    added = backend.get_added_tokens_decoder()
+    beyond = tuple(token.content for index, token in sorted(added.items()) if index >= most)
+    if not beyond:
+        return backend, ()
+    content = json.loads(backend.to_str())
+    content["added_tokens"] = [each for each in content["added_tokens"] if each["id"] < most]
+    return tokenizers.Tokenizer.from_str(json.dumps(content)), beyond
 
 
 def named_ids(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, frozenset[int]]:
