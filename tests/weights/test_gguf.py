@@ -256,10 +256,13 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
         ("b-Q4_K_M.gguf", "b-Q4_K_M.gguf"),
         ("q4_k_m", "b-Q4_K_M.gguf"),
         ("Q8", "b-Q8_0-00001-of-00002.gguf"),
+        ("f16", "sub/b-F16.gguf"),
+        ("mmproj-F16.gguf", "mmproj-F16.gguf"),
     ],
 )
 def test_a_file_is_found_by_a_part_of_its_name(wanted: str, found: str) -> None:
     names = ["b-Q4_K_M.gguf", "b-Q4_K_S.gguf", *split_names("b-Q8_0-00001-of-00002.gguf")]
+    names += ["sub/b-F16.gguf", "mmproj-F16.gguf", "sub/mmproj-model-f16.gguf"]
     assert find_gguf(names, wanted, "org/name") == found
 
 

@@ -12,6 +12,8 @@ __all__ = ["find_gguf", "split_names"]
 
 #: The name of one file of several: the model's name, the file's number, and how many there are.
 _SPLIT: Final = re.compile(r"(.+)-(\d{5})(-of-)(\d{5})(\.gguf)", re.IGNORECASE)
+#: How llama.cpp's converter begins the name of a file that turns images into a model's input.
+_PROJECTOR: Final = "mmproj"
 _MOST_PARTS: Final = 1000
 _MOST_SHOWN: Final = 12
 
@@ -30,10 +32,12 @@ def split_names(name: str) -> list[str]:
 
 def find_gguf(names: Iterable[str], wanted: str, where: str) -> str:
     """The file called `wanted`, or else the only one with `wanted` in its name. Of a model that was
-    split only the first part counts. `ModelLoadError` lists the files."""
+    split only the first part counts, and what reads images for one is no model. `ModelLoadError`
+    lists the files."""
     first = [name for name in sorted(names) if not _is_later(name)]
     if wanted in first:
         return wanted
+    first = [name for name in first if not name.rpartition("/")[2].startswith(_PROJECTOR)]
     found = [name for name in first if wanted.lower() in name.lower()]
     if len(found) == 1:
         return found[0]
