@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -79,6 +80,9 @@ def check_integer(name: str, value: object, low: int, high: int | None = None) -
     if high is None:
         if number < low:
             raise InvalidRequest(name, value, f"must be >= {low}")
+        if number > sys.maxsize:
+            # What counts natively, such as `islice`, takes no larger one.
+            raise InvalidRequest(name, value, f"must be <= {sys.maxsize}")
     elif not low <= number <= high:
         raise InvalidRequest(name, value, f"must be between {low} and {high}")
     return number

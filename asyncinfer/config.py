@@ -176,22 +176,26 @@ class EngineConfig:
             self._check()
 
     def _check(self) -> None:
+        # Kept as plain integers and floats: threads and native code take no others.
+        kept: dict[str, float] = {}
         for name, most in _COUNTS.items():
-            check_integer(name, getattr(self, name), 1, most)
-        check_integer("max_adapters", self.max_adapters, 0, MOST_ADAPTERS)
+            kept[name] = check_integer(name, getattr(self, name), 1, most)
+        kept["max_adapters"] = check_integer("max_adapters", self.max_adapters, 0, MOST_ADAPTERS)
         for name, most in _OPTIONAL_COUNTS.items():
             if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1, most)
+                kept[name] = check_integer(name, getattr(self, name), 1, most)
         if self.max_context is not None and self.max_context < LEAST_CONTEXT:
             bound = f"must be >= {LEAST_CONTEXT}: a token of a prompt and one of an answer"
             raise InvalidConfig("max_context", self.max_context, bound)
         for name in ("stall_timeout", "drain_timeout", "sampler_timeout"):
-            check_seconds(name, getattr(self, name))
-        check_seconds("step_timeout", self.step_timeout, open_low=True)
-        if self.step_target is not None:
-            check_seconds("step_target", self.step_target, open_low=True)
-        check_real("kv_fraction", self.kv_fraction, 0.0, 1.0, open_low=True)
-        check_real("pinned_share", self.pinned_share, 0.0, 1.0)
+            kept[name] = check_seconds(name, getattr(self, name))
+        for name in ("step_timeout", "step_target"):
+            if name == "step_timeout" or self.step_target is not None:
+                kept[name] = check_seconds(name, getattr(self, name), open_low=True)
+        kept["kv_fraction"] = check_real("kv_fraction", self.kv_fraction, 0.0, 1.0, open_low=True)
+        kept["pinned_share"] = check_real("pinned_share", self.pinned_share, 0.0, 1.0)
+        for name, number in kept.items():
+            object.__setattr__(self, name, number)
         for name in ("device", "dtype"):
             _check_name(name, getattr(self, name))
         if isinstance(self.draft, str):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncinfer import Engine, EngineConfig, InvalidConfig, InvalidRequest
@@ -68,6 +71,37 @@ def test_counts_have_64_bits(name: str) -> None:
 
 def test_unlimited_timeouts_are_allowed() -> None:
     EngineConfig(stall_timeout=INF, drain_timeout=INF, step_timeout=INF, step_target=INF)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("block_size", np.int64(16), 16),
+        ("max_step_tokens", np.uint16(64), 64),
+        ("kv_bytes", np.int64(1 << 20), 1 << 20),
+        ("cpu_threads", np.int32(1), 1),
+        ("max_adapters", np.int8(0), 0),
+        ("step_timeout", np.float32(1.5), 1.5),
+        ("step_timeout", 3, 3.0),
+        ("step_target", Fraction(1, 4), 0.25),
+        ("drain_timeout", np.float16(0), 0.0),
+        ("kv_fraction", Fraction(1, 2), 0.5),
+        ("pinned_share", np.float32(0.5), 0.5),
+    ],
+)
+def test_a_number_is_kept_as_a_plain_one(name: str, value: object, kept: float) -> None:
+    # One of numpy's ended the watchdog, whose waits take none, and native code refused others.
+    number = getattr(EngineConfig(**{name: value}), name)
+    assert number == kept
+    assert type(number) is type(kept)
+
+
+@pytest.mark.parametrize("name", ["max_step_tokens", "kv_bytes", "max_requests", "overlap"])
+def test_a_count_is_at_most_what_native_code_takes(name: str) -> None:
+    # The first request ended the engine with an error of `islice`.
+    assert getattr(EngineConfig(**{name: sys.maxsize}), name) == sys.maxsize
+    with pytest.raises(InvalidConfig, match=rf"^{name}=1000.*: must be <= {sys.maxsize}$"):
+        EngineConfig(**{name: 10**400})
 
 
 def test_an_unknown_name_is_a_type_error() -> None:
