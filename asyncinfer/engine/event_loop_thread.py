@@ -105,6 +105,9 @@ class EventLoopThread:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
+            if not self._loop.is_closed():
+                # A signal handler of the program's raised it.
+                raise
             raise EngineClosed("the engine is closed") from None
 
 

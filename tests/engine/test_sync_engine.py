@@ -335,11 +335,16 @@ def test_adapters() -> None:
             engine.generate("def f(", adapter="mine", **options)
 
 
-class _Interrupted:
-    """Raises `KeyboardInterrupt` in the n-th line that this thread runs of some files."""
+class Alarm(RuntimeError):
+    """What a signal handler of a program may raise."""
 
-    def __init__(self, line: int) -> None:
+
+class _Interrupted:
+    """Raises an exception in the n-th line that this thread runs of some files."""
+
+    def __init__(self, line: int, raised: type[BaseException]) -> None:
         self.left = line
+        self.raised = raised
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.endswith(
@@ -352,25 +357,30 @@ class _Interrupted:
         if event == "line":
             self.left -= 1
             if self.left == 0:
-                raise KeyboardInterrupt
+                raise self.raised
         return self
 
 
-def interrupted(work: Callable[[], object], line: int) -> bool:
+def interrupted(
+    work: Callable[[], object], line: int, raised: type[BaseException] = KeyboardInterrupt
+) -> bool:
     """Whether the work has so many lines, and was interrupted there."""
-    watch = _Interrupted(line)
+    watch = _Interrupted(line, raised)
     before = sys.gettrace()
     sys.settrace(watch)
     try:
         work()
-    except KeyboardInterrupt:
+    except raised:
         return True
     finally:
         sys.settrace(before)
     return False
 
 
-def test_an_interrupt_in_any_line_loses_no_chunk(engine: SyncEngine) -> None:
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, Alarm])
+def test_an_interrupt_in_any_line_loses_no_chunk(
+    engine: SyncEngine, raised: type[BaseException]
+) -> None:
     right = engine.generate("abc", max_tokens=60, seed=1).text
     stream = engine.stream("abc", max_tokens=60, seed=1)
     text, line = "", 1
@@ -380,7 +390,7 @@ def test_an_interrupt_in_any_line_loses_no_chunk(engine: SyncEngine) -> None:
         chunk = next(stream, None)
         text += "" if chunk is None else chunk.text
 
-    while interrupted(read, line):
+    while interrupted(read, line, raised):
         line += 1
     assert line > 8
     for chunk in stream:
