@@ -14,6 +14,7 @@ from asyncinfer.checks import check_string
 from asyncinfer.engine.adapter_registry import AdapterInSlot, AdapterRegistry, RunnerAdapters
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.loop_bridge import Latch
+from asyncinfer.engine.uncopied import Uncopied
 from asyncinfer.errors import (
     AsyncInferError,
     EngineClosed,
@@ -34,7 +35,7 @@ __all__ = ["Adapters"]
 MOST_LOADS: Final = 16
 
 
-class Adapters:
+class Adapters(Uncopied):
     """The LoRA adapters of an engine, `engine.adapters`. Requests name theirs by `adapter=`.
 
     Adapters are read and copied to the device one after the other, on a thread of their own while

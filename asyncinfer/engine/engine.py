@@ -21,6 +21,7 @@ from asyncinfer.engine.inference import Inference
 from asyncinfer.engine.model_info import ModelInfo, info_of
 from asyncinfer.engine.source import ModelSource, Progress
 from asyncinfer.engine.thread import DecodeThread
+from asyncinfer.engine.uncopied import Uncopied
 from asyncinfer.errors import EngineClosed
 from asyncinfer.params import SamplingParams
 from asyncinfer.runtime import Runtime, Threads
@@ -29,7 +30,7 @@ from asyncinfer.stats import EngineHealth, EngineStats
 __all__ = ["Engine"]
 
 
-class Engine(Inference):
+class Engine(Inference, Uncopied):
     """An LLM in this process, to be awaited.
 
     `Engine(model)` takes a local folder, a GGUF file, a known name or a hub id; without one, or

@@ -12,6 +12,7 @@ from asyncinfer.checks import check_real
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.spoken import Answered, SpokenMessages
+from asyncinfer.engine.uncopied import Uncopied
 
 __all__ = ["Hold", "Keeper", "Pin", "check_ttl"]
 
@@ -42,7 +43,7 @@ class Keeper(Protocol):
         """Let the cache keep the blocks no longer. A second call does nothing."""
 
 
-class Hold:
+class Hold(Uncopied):
     """Has the cache keep the blocks of a conversation until it is closed, or collected."""
 
     def __init__(self, frontend: Frontend, ttl: float | None = None) -> None:
@@ -80,7 +81,7 @@ class Hold:
             self.close()
 
 
-class Pin:
+class Pin(Uncopied):
     """A prompt that the prefix cache keeps. Made by `Engine.pin()`, entered once."""
 
     def __init__(self, compute: Callable[[], Awaitable[int]], hold: Keeper) -> None:

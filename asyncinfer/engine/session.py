@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from asyncinfer.checks import check_integer, check_string
 from asyncinfer.chunk import Chunk, Completion, Timings, Usage
 from asyncinfer.engine.hold import Keeper
-from asyncinfer.engine.spoken import Answered, SpokenMessages
+from asyncinfer.engine.spoken import Answered, SpokenMessages, chat_messages
+from asyncinfer.engine.uncopied import Uncopied
 from asyncinfer.errors import EngineClosed, InvalidRequest, StreamBusy
-from asyncinfer.text.messages import check_messages
 
 __all__ = ["Session", "SessionStream", "open_session"]
 
@@ -45,7 +45,7 @@ class AnswerStream(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Session:
+class Session(Uncopied):
     """A conversation with an engine's model. Made by `Engine.session()`.
 
     What the model has said stays the tokens that it drew: a text that is tokenised again may become
@@ -89,7 +89,7 @@ class Session:
         user's. Raises `InvalidRequest` for bad messages, `StreamBusy` while a stream runs."""
         self._check_silent()
         if messages:
-            self._messages += tuple(_chat(messages))
+            self._messages += tuple(chat_messages(messages))
 
     def stream(self, *messages: str | Mapping[str, Any], **options: Any) -> SessionStream:
         """The answer to the conversation and these messages, as it is generated; options are those
@@ -102,7 +102,7 @@ class Session:
         if n != 1:
             raise InvalidRequest("n", n, "a session has one answer at a time")
         answered = self._answers[-1] if self._answers else None
-        prompt = self._hold.prompt([*self._messages, *_chat(messages)], answered)
+        prompt = self._hold.prompt([*self._messages, *chat_messages(messages)], answered)
         prompt.continued = bool(given.get("continue_final_message"))
         return SessionStream(self, self._begin(prompt, **given), prompt, self._messages)
 
@@ -165,7 +165,7 @@ class Session:
             raise EngineClosed("the session is closed")
 
 
-class SessionStream:
+class SessionStream(Uncopied):
     """One answer of a session: async iterator of `Chunk`, async context manager, awaitable."""
 
     def __init__(
@@ -283,18 +283,9 @@ def open_session(
     where the model has no chat template. Raises `InvalidRequest`."""
     if eos_ids is None:
         raise InvalidRequest("messages", "a chat", "this model has no chat template")
-    if messages or messages is None:
-        check_messages(messages)
+    told = chat_messages(messages, texts=False)
     if system is not None:
-        messages = [{"role": "system", "content": check_string("system", system)}, *messages]
-    chat = Session(begin, eos_ids, messages, options, hold)
+        told = [{"role": "system", "content": check_string("system", system)}, *told]
+    chat = Session(begin, eos_ids, told, options, hold)
     chat.stream()  # for its checks of options alone: it is never started
-    return chat
-
-
-def _chat(messages: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Messages, checked; a string is a message of the user. Raises `InvalidRequest`."""
-    chat = [{"role": "user", "content": it} if isinstance(it, str) else it for it in messages]
-    if chat:
-        check_messages(chat)
     return chat

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncinfer.cache import Conversation
-from asyncinfer.text.messages import joined
+from asyncinfer.text.messages import check_messages, joined, plain
 
-__all__ = ["Answered", "SpokenMessages"]
+__all__ = ["Answered", "SpokenMessages", "chat_messages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,18 @@ class SpokenMessages(list[Mapping[str, Any]]):
         told = ("content", "reasoning_content")
         texts = {name: (begun.get(name) or "") + said[name] for name in told if name in said}
         return (*self[:-1], {**begun, **said, **texts})
+
+
+def chat_messages(
+    messages: Sequence[str | Mapping[str, Any]], *, texts: bool = True
+) -> list[Mapping[str, Any]]:
+    """Copies of messages, checked: a program may use its dicts again for the next ones. With
+    `texts` a string is a message of the user. Raises `InvalidRequest`."""
+    if messages == () or messages == []:
+        return []
+    if texts:
+        messages = [
+            {"role": "user", "content": it} if isinstance(it, str) else it for it in messages
+        ]
+    check_messages(messages)
+    return [plain(f"messages[{at}]", message) for at, message in enumerate(messages)]

@@ -16,6 +16,7 @@ from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.request import Request
 from asyncinfer.engine.stream_buffer import StreamBuffer
 from asyncinfer.engine.transcript import Transcript
+from asyncinfer.engine.uncopied import Uncopied
 from asyncinfer.errors import EngineClosed, StreamBusy
 from asyncinfer.params import SamplingParams
 
@@ -25,12 +26,11 @@ __all__ = ["Stream"]
 BURST = 32
 
 
-class Stream:
+class Stream(Uncopied):
     """An answer as it is generated: async iterator of `Chunk`, async context manager, awaitable.
 
-    Made by `Engine.stream()`; it costs nothing until it is entered, iterated or awaited. A class
-    and not an async generator: a cancelled `__anext__` loses nothing, and iteration can go on.
-    It belongs to the event loop that starts it, and one task reads it at a time.
+    Made by `Engine.stream()`; costs nothing until it is entered, iterated or awaited. A cancelled
+    `__anext__` loses nothing. It belongs to the loop that starts it; one task reads it at a time.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ from asyncinfer.engine.model_info import ModelInfo
 from asyncinfer.engine.source import ModelSource, Progress
 from asyncinfer.engine.sync_session import SyncSession
 from asyncinfer.engine.sync_stream import SyncStream
+from asyncinfer.engine.uncopied import Uncopied
 from asyncinfer.errors import EngineClosed
 from asyncinfer.params import SamplingParams
 from asyncinfer.stats import AdapterInfo, EngineHealth, EngineStats
@@ -33,7 +34,7 @@ T = TypeVar("T")
 __all__ = ["SyncAdapters", "SyncEngine"]
 
 
-class SyncEngine:
+class SyncEngine(Uncopied):
     """An `Engine` for scripts, notebooks and threads of a web server: calls block until they have
     their answer, streams are plain iterators.
 
@@ -191,7 +192,7 @@ class SyncEngine:
         loop.stop()
 
 
-class SyncAdapters:
+class SyncAdapters(Uncopied):
     """`Adapters` for programs without an event loop; the same names, arguments and errors."""
 
     def __init__(self, adapters: Adapters, loop: EventLoopThread) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 from asyncinfer.chunk import Completion
 from asyncinfer.engine.session import Session, SessionStream
 from asyncinfer.engine.sync_stream import SyncStream
+from asyncinfer.engine.uncopied import Uncopied
 
 __all__ = ["SyncSession"]
 
 
-class SyncSession:
+class SyncSession(Uncopied):
     """A `Session` for programs without an event loop; the same names, arguments and errors."""
 
     def __init__(self, session: Session, blocking: Callable[[SessionStream], SyncStream]) -> None:

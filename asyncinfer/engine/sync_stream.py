@@ -6,12 +6,13 @@ from asyncinfer.chunk import Chunk, Completion, Timings, Usage
 from asyncinfer.engine.event_loop_thread import EventLoopThread
 from asyncinfer.engine.session import SessionStream
 from asyncinfer.engine.stream import Stream
+from asyncinfer.engine.uncopied import Uncopied
 from asyncinfer.errors import EngineClosed, StreamBusy
 
 __all__ = ["SyncStream"]
 
 
-class SyncStream:
+class SyncStream(Uncopied):
     """An answer as it is generated: an iterator of `Chunk` and a context manager.
 
     Made by `SyncEngine.stream()`; it costs nothing until it is entered, iterated or completed. One

@@ -70,6 +70,21 @@ async def test_twenty_turns_compute_each_token_once() -> None:
             assert fork.messages[-1]["content"] == "You said: one way"
 
 
+async def test_a_program_may_use_its_dicts_again() -> None:
+    # The first question was told as the second one.
+    async with Engine(ScriptedModel(answer)) as engine:
+        asked: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "one"}]}
+        chat = engine.session([asked])
+        asked["content"][0]["text"] = "two"
+        await chat.send(asked)
+        asked["content"] = "three"
+        chat.append(asked)
+        asked.clear()
+        contents = [message["content"] for message in chat.messages]
+        assert [contents[0][0]["text"], contents[1][0]["text"]] == ["one", "two"]
+        assert contents[2:] == ["You said: two", "three"]
+
+
 async def test_what_was_said_stays_the_tokens_it_was() -> None:
     model = ScriptedModel(["first", "second"])
     async with Engine(model) as engine:
