@@ -62,8 +62,8 @@ class CheckedAdapter:
         for name, pairs in self._pairs.items():
             layer = self._layout.layers[name]
             parts, rank = len(layer.sizes), max(pair.rank for pair in pairs.values())
-            down = torch.zeros(rank, parts, layer.inputs)
-            up = torch.zeros(sum(layer.sizes), rank)
+            down = torch.zeros(rank, parts, layer.inputs, dtype=torch.float32)
+            up = torch.zeros(sum(layer.sizes), rank, dtype=torch.float32)
             for part, pair in pairs.items():
                 down[: pair.rank, part] = self._tensor(pair.down)
                 first = sum(layer.sizes[:part])

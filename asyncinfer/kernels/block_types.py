@@ -110,7 +110,9 @@ def block_floats(blocks: torch.Tensor, name: str) -> torch.Tensor:
     if numbers.dtype is torch.int8:
         floats = numbers.float()
     else:
-        values = torch.tensor(TABLES["int4" if kind.code == "int" else kind.code])
+        values = torch.tensor(
+            TABLES["int4" if kind.code == "int" else kind.code], dtype=torch.float32
+        )
         floats = values[torch.stack((numbers & 15, numbers >> 4), dim=-1).flatten(-2).int()]
     floats = floats.view(*scales.shape, -1).mul_(scales.float()[..., None])
     if offsets is not None:

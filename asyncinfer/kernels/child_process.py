@@ -94,7 +94,7 @@ def answer(work: Callable[[dict[str, Any], torch.device, Callable[[str], None]],
 
     device = torch.device(request["device"])
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device, dtype=torch.float32)
     except RuntimeError as error:
         # In exclusive mode a GPU takes one process alone, which is the engine's.
         tell(json.dumps({"unavailable": str(error)[:200]}))

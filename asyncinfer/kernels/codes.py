@@ -62,7 +62,7 @@ def decoded(numbers: torch.Tensor, code: str) -> torch.Tensor:
 def _table(code: str, device: torch.device) -> torch.Tensor:
     """float32 `[16]`. Kept, since a recorded step cannot copy anything from the host."""
     with torch.inference_mode(False):
-        return torch.tensor(TABLES[code], device=device)
+        return torch.tensor(TABLES[code], device=device, dtype=torch.float32)
 
 
 def copy_e4m3(floats: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -138,16 +138,22 @@ def _attended(
     def make() -> Callable[[ModuleType], torch.Tensor]:
         pages, dim = -(-length // _BLOCK), shapes.head_dim
         size = (rows * pages, shapes.kv_heads, _BLOCK, dim)
-        caches = [torch.randn(size, device=device).to(shapes.kv_dtype) for _ in range(2)]
+        caches = [
+            torch.randn(size, device=device, dtype=torch.float32).to(shapes.kv_dtype)
+            for _ in range(2)
+        ]
         scales = {}
         if shapes.kv_dtype.itemsize == 1:
             scales = {
-                name: torch.ones(size[:3], device=device) for name in ("k_scales", "v_scales")
+                name: torch.ones(size[:3], device=device, dtype=torch.float32)
+                for name in ("k_scales", "v_scales")
             }
         order = torch.randperm(rows * pages, device=device).int().view(rows, pages)
         lengths = torch.full((rows,), length, dtype=torch.int32, device=device)
         starts = torch.arange(rows + 1, dtype=torch.int32, device=device) * tokens
-        q = torch.randn(rows * tokens, shapes.heads, dim, device=device).to(shapes.dtype)
+        q = torch.randn(rows * tokens, shapes.heads, dim, device=device, dtype=torch.float32).to(
+            shapes.dtype
+        )
         options: dict[str, Any] = {**scales, "decode_rows": rows if tokens == 1 else 0}
         scale = dim**-0.5
         return lambda module: module.paged_attention(

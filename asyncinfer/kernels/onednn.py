@@ -80,7 +80,10 @@ def mkl_keeps_up() -> bool:
     time of several products counts, since another program can delay some of them."""
     if mkl_is_fast() or not available(torch.float32):
         return True
-    x, weight = torch.ones(_TILE[0], _TILE[1]), torch.ones(_TILE[2], _TILE[1])
+    x, weight = (
+        torch.ones(_TILE[0], _TILE[1], dtype=torch.float32),
+        torch.ones(_TILE[2], _TILE[1], dtype=torch.float32),
+    )
     return _faster(lambda: F.linear(x, weight), lambda: linear(x, weight), 1.5)
 
 
@@ -159,7 +162,9 @@ def blocked(weight: torch.Tensor, shape: tuple[int, int]) -> BlockedWeight | Non
     found = _read(weight, shape, _native_rows(weight.dtype))
     if found is None:
         return None
-    x = torch.randn(2, shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    x = torch.randn(
+        2, shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float32
+    ).to(weight.dtype)
     right = linear(x, weight).float()
     off = (found(x).float() - right).abs().amax()
     allowed = 1e-4 if weight.dtype is torch.float32 else 2e-2

@@ -133,7 +133,9 @@ def _turned(shapes: TrialShapes, device: torch.device) -> Case:
 
 def _angles(tokens: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines, which are float32 whatever the model's dtype."""
-    angles = torch.linspace(0.0, 3.0, head_dim * tokens, device=device).view(tokens, 1, head_dim)
+    angles = torch.linspace(0.0, 3.0, head_dim * tokens, device=device, dtype=torch.float32).view(
+        tokens, 1, head_dim
+    )
     return angles.cos(), angles.sin()
 
 
@@ -184,10 +186,13 @@ def _cache(
     small = shapes.kv_dtype.itemsize == 1
     dtype = shapes.kv_dtype if small else wanted
     size = (blocks, shapes.kv_heads, _BLOCK, shapes.head_dim)
-    caches = [torch.zeros(size, device=device).to(dtype) for _ in range(2)]
+    caches = [torch.zeros(size, device=device, dtype=torch.float32).to(dtype) for _ in range(2)]
     if not small:
         return caches, {}
-    return caches, {name: torch.zeros(size[:3], device=device) for name in ("k_scales", "v_scales")}
+    return caches, {
+        name: torch.zeros(size[:3], device=device, dtype=torch.float32)
+        for name in ("k_scales", "v_scales")
+    }
 
 
 def _attention(shapes: TrialShapes, device: torch.device, *, decode: bool) -> Case:
@@ -233,10 +238,16 @@ def _draws(shapes: TrialShapes, device: torch.device) -> Case:
         # The logits are float32 on both sides, so that both draw the same tokens.
         logits = Numbers(device, torch.float32, torch.float32)(rows, shapes.vocab, scale=4.0)
         keys = torch.arange(rows, device=device) * 7_919 + 1
-        temperature = torch.tensor([0.0, 1.0, 0.7, 0.0, 1.3, 1.0], device=device)
+        temperature = torch.tensor(
+            [0.0, 1.0, 0.7, 0.0, 1.3, 1.0], device=device, dtype=torch.float32
+        )
         top_k = torch.tensor([0, 0, 40, 5, 0, 2], dtype=torch.int32, device=device)
-        top_p = torch.tensor([1.0, 1.0, 0.9, 1.0, 0.8, 1.0], device=device)
-        filters = {"top_k": top_k, "top_p": top_p, "min_p": torch.zeros(rows, device=device)}
+        top_p = torch.tensor([1.0, 1.0, 0.9, 1.0, 0.8, 1.0], device=device, dtype=torch.float32)
+        filters = {
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": torch.zeros(rows, device=device, dtype=torch.float32),
+        }
         tokens, peak, logprobs = module.sample(
             logits, keys, torch.arange(rows, device=device), temperature, **filters
         )
@@ -276,7 +287,7 @@ def _kept(device: torch.device) -> Case:
         results = torch.zeros(2, 2, 4, dtype=torch.int32, device=device)
         turn = torch.ones(1, dtype=torch.int64, device=device)
         tokens, places = torch.tensor([[7, 8, 9], [50, 3, 21]], device=device)
-        peaks = torch.tensor([0.5, -1.0, 3.0], device=device)
+        peaks = torch.tensor([0.5, -1.0, 3.0], device=device, dtype=torch.float32)
         module.keep_draws(tokens, peaks, places, history, results, turn)
         return history, results, turn
 

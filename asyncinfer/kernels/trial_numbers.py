@@ -24,7 +24,7 @@ class Numbers:
         self._device, self._dtype, self._wanted = device, dtype, wanted
 
     def __call__(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
-        values = torch.randn(*shape, generator=self._generator).mul_(scale)
+        values = torch.randn(*shape, generator=self._generator, dtype=torch.float32).mul_(scale)
         return values.to(self._device, self._dtype).to(self._wanted)
 
     def bytes(self, *shape: int) -> torch.Tensor:

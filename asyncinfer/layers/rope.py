@@ -183,7 +183,7 @@ def _frequencies(config: RopeConfig, head_dim: int, max_context: int) -> torch.T
         return _yarn(config, plain, head_dim)
     if config.rope_type == "longrope":
         factors = config.long_factors if _is_long(config, max_context) else config.factors
-        return plain / torch.tensor(factors)
+        return plain / torch.tensor(factors, dtype=torch.float32)
     return plain
 
 

@@ -157,7 +157,7 @@ class AttentionBuilder:
         # A layer with queries alone has no norm of keys.
         weights += [None] * (2 - len(weights))
         if config.qk_norm != "projection":
-            ones = torch.ones(kv.head_dim, device=self._device)
+            ones = torch.ones(kv.head_dim, device=self._device, dtype=torch.float32)
             q, k = (ones if weight is None else weight for weight in weights)
             heads = config.num_heads, 0 if shares else kv.num_kv_heads
             norm = HeadNorm(q, k, *heads, config.norm_eps, plus_one)

@@ -103,7 +103,7 @@ def _mamba(
     scales = None
     if set(mixer.in_scales) != {1.0}:
         sizes = torch.tensor([mixer.inner, mixer.inner, written, written, mixer.heads])
-        each = torch.tensor(mixer.in_scales).repeat_interleave(sizes)
+        each = torch.tensor(mixer.in_scales, dtype=torch.float32).repeat_interleave(sizes)
         scales = each.to(weight.device, weight.dtype)
     conv_bias = tensor(f"{name}.conv.bias") if mixer.conv_bias else None
     rate, bias, skip = (tensor(f"{name}.{part}") for part in ("rate", "bias", "skip"))

@@ -124,7 +124,7 @@ def _factor(scales: torch.Tensor, offsets: torch.Tensor | None = None) -> float:
         least = torch.where(sizes > 0, sizes, math.inf).min().item()
     if offsets is not None:
         # A NaN among the numbers makes the largest one NaN.
-        most = torch.tensor([most, *map(abs, _bounds(offsets))]).max().item()
+        most = torch.tensor([most, *map(abs, _bounds(offsets))], dtype=torch.float32).max().item()
     if most <= _FLOAT16_MOST and least >= _FLOAT16_LEAST:
         return 1.0
     if not math.isfinite(most):

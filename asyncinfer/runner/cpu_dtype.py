@@ -72,12 +72,12 @@ def _ratios(outputs: int, inputs: int) -> list[float]:
 
 def _measured(outputs: int, inputs: int) -> list[float]:
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(outputs, inputs, generator=generator)
+    weight = torch.randn(outputs, inputs, generator=generator, dtype=torch.float32)
     layers = {dtype: make_linear(weight.to(dtype)) for dtype in (torch.float32, torch.bfloat16)}
     found = []
     with torch.inference_mode():
         for rows in _ROWS:
-            x = torch.randn(rows, inputs, generator=generator)
+            x = torch.randn(rows, inputs, generator=generator, dtype=torch.float32)
             best = dict.fromkeys(layers, float("inf"))
             # In turns, so that a disturbance affects both.
             for _ in range(_REPEAT):

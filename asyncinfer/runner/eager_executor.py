@@ -90,7 +90,7 @@ class EagerExecutor:
     def run(self, step: Step, buffers: StepBuffers) -> PendingStep:
         """Start the rows of a step, and the copy of their results into `buffers`. Raises torch's
         error where the device has no memory."""
-        tensors = [torch.empty(0), torch.empty(0)]
+        tensors = [torch.empty(0, dtype=torch.float32), torch.empty(0, dtype=torch.float32)]
         if not step.slots:
             results = EagerResults()
         else:
@@ -284,7 +284,7 @@ class EagerExecutor:
         end = first + min(step.counts[row], left)
         if pooling == "last":
             return self.decoder.normed(hidden[end - 1 : end])[0].float()
-        total = torch.zeros(hidden.shape[1], device=hidden.device)
+        total = torch.zeros(hidden.shape[1], device=hidden.device, dtype=torch.float32)
         for i in range(first, end, _SCORED_AT_ONCE):
             part = hidden[i : min(i + _SCORED_AT_ONCE, end)]
             total += self.decoder.normed(part).float().sum(dim=0)

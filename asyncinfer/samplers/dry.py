@@ -60,7 +60,7 @@ class DRY(SamplerPlugin):
 class _DRY(Sampler):
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
-        self.penalty = torch.zeros((slots, 3), device=device)
+        self.penalty = torch.zeros((slots, 3), device=device, dtype=torch.float32)
         self.window = torch.ones(slots, dtype=torch.int64, device=device)
         #: Whether a token is a breaker, `[slots, vocab_size]`; made for the first request with any.
         self.breaks: torch.Tensor | None = None

@@ -47,7 +47,7 @@ class DynamicTemperature(SamplerPlugin):
 
 class _DynamicTemperature(Sampler):
     def __init__(self, slots: int, device: torch.device) -> None:
-        self.params = torch.ones((slots, 3), device=device)
+        self.params = torch.ones((slots, 3), device=device, dtype=torch.float32)
 
     def join(self, slot: int, params: DynamicTemperature) -> None:
         values = (params.low, params.high, params.exponent)

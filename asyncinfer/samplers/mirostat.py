@@ -42,9 +42,9 @@ class Mirostat(SamplerPlugin):
 
 class _Mirostat(Sampler):
     def __init__(self, slots: int, device: torch.device) -> None:
-        self.tau = torch.zeros(slots, device=device)
-        self.eta = torch.zeros(slots, device=device)
-        self.mu = torch.zeros(slots, device=device)
+        self.tau = torch.zeros(slots, device=device, dtype=torch.float32)
+        self.eta = torch.zeros(slots, device=device, dtype=torch.float32)
+        self.mu = torch.zeros(slots, device=device, dtype=torch.float32)
 
     def join(self, slot: int, params: Mirostat) -> None:
         self.tau[slot], self.eta[slot], self.mu[slot] = params.tau, params.eta, 2 * params.tau

@@ -37,7 +37,7 @@ class TopNSigma(SamplerPlugin):
 
 class _TopNSigma(Sampler):
     def __init__(self, slots: int, device: torch.device) -> None:
-        self.n = torch.zeros(slots, device=device)
+        self.n = torch.zeros(slots, device=device, dtype=torch.float32)
 
     def join(self, slot: int, params: TopNSigma) -> None:
         self.n[slot] = params.n

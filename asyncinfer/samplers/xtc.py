@@ -41,8 +41,8 @@ class XTC(SamplerPlugin):
 
 class _XTC(Sampler):
     def __init__(self, slots: int, device: torch.device) -> None:
-        self.threshold = torch.zeros(slots, device=device)
-        self.probability = torch.zeros(slots, device=device)
+        self.threshold = torch.zeros(slots, device=device, dtype=torch.float32)
+        self.probability = torch.zeros(slots, device=device, dtype=torch.float32)
 
     def join(self, slot: int, params: XTC) -> None:
         self.threshold[slot], self.probability[slot] = params.threshold, params.probability

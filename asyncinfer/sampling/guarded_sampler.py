@@ -187,7 +187,9 @@ class GuardedSampler:
         fine = tokens == answer
         if barred is not None:
             fine &= ~barred.gather(1, tokens[:, None])[:, 0]
-        verdict = torch.zeros(count, device=tokens.device).masked_fill_(~fine, torch.nan)
+        verdict = torch.zeros(count, device=tokens.device, dtype=torch.float32).masked_fill_(
+            ~fine, torch.nan
+        )
         return tokens, verdict
 
 

@@ -49,7 +49,8 @@ class DecoderRun:
             tensor.fill_(float("nan"))
         self.done = [0] * len(sequences)
         self.logits = [
-            torch.full((len(ids), decoder.config.vocab_size), torch.nan) for ids in sequences
+            torch.full((len(ids), decoder.config.vocab_size), torch.nan, dtype=torch.float32)
+            for ids in sequences
         ]
 
     def share(self, row: int, other: int, tokens: int) -> None:

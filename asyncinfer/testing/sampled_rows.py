@@ -62,7 +62,7 @@ class SampledRows:
         with samplers; and which of them failed, by index. `stands`: False for a step that there
         is no room for, whose changes of the plugins' state are undone."""
         with torch.inference_mode():
-            logits = torch.full((len(slots), self._vocab_size), -1.0)
+            logits = torch.full((len(slots), self._vocab_size), -1.0, dtype=torch.float32)
             logits[torch.arange(len(slots)), torch.tensor(tokens)] = 0.0
             rows = np.array(slots, np.int64)
             calls = self._plugins.call(

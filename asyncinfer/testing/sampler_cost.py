@@ -52,7 +52,7 @@ def sampler_costs(
     from asyncinfer.testing.sampler_bench import SamplerBench
 
     generator = torch.Generator().manual_seed(20_261_120)
-    logits = 3 * torch.randn(rows, vocab_size, generator=generator)
+    logits = 3 * torch.randn(rows, vocab_size, generator=generator, dtype=torch.float32)
     benches = {
         name: _filled(SamplerBench(vocab_size, rows + 1), case, rows)
         for name, case in cases.items()

@@ -196,7 +196,7 @@ def is_right(kernels: BetweenKernels, dtype: torch.dtype = torch.float32) -> boo
     generator = torch.Generator().manual_seed(6)
 
     def some(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
 
     x, weight, gates = some(3, 48), some(48), some(3, 96) * 4
     heads, cos, sin = some(3, 5, 64)[:, :4], some(3, 1, 64).float(), some(3, 1, 64).float()

@@ -130,7 +130,7 @@ def is_right(
     kv_heads, size, lengths = 2, 4, [1, 7, 18]
 
     def some(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
 
     k, v = some(9, kv_heads, size, head_dim), some(9, kv_heads, size, head_dim)
     q = some(len(lengths), kv_heads * group, head_dim)

@@ -125,7 +125,7 @@ def _is_right(kernel: LoraKernel, dtype: torch.dtype) -> bool:
     sizes, inputs, most = (37, 16), 45, 6
 
     def some(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
 
     x, y = some(3, inputs), some(3, sum(sizes))
     down, up = some(2, most * len(sizes), inputs), some(2, most, sum(sizes))

@@ -167,7 +167,7 @@ def _is_right(kernel: PackedKernel, layout: Layout) -> bool:
     if not torch.allclose(halves, rounded, rtol=2**-7, atol=2.0**-126):
         return False
     for rows in (1, ROWS + 1):
-        x = torch.randn(rows, weight.shape[1], generator=generator)
+        x = torch.randn(rows, weight.shape[1], generator=generator, dtype=torch.float32)
         expected = x.double() @ weight.double().T
         off = (kernel(x, blocks, 2.0).double() - 2 * expected).abs().amax()
         if not off <= 1e-4 * expected.abs().amax():
@@ -184,7 +184,9 @@ def _groups(layout: Layout, generator: torch.Generator) -> tuple[torch.Tensor, t
         # No NaN, which has all bits set but the sign.
         numbers &= 0xFE
     kind = torch.float16 if layout.halves else torch.float32
-    ends = torch.randn(_OUTPUTS, groups, 2, generator=generator)[..., : 1 + layout.offset].to(kind)
+    ends = torch.randn(_OUTPUTS, groups, 2, generator=generator, dtype=torch.float32)[
+        ..., : 1 + layout.offset
+    ].to(kind)
     blocks = torch.cat((numbers, ends.contiguous().view(torch.uint8)), dim=-1)
     weight = decoded(numbers, layout.code) * ends[..., :1].float()
     if layout.offset:

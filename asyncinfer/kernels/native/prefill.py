@@ -59,7 +59,7 @@ class PrefillKernel:
             k = k.contiguous()
         values = v if v.stride()[1:] == (head_dim, 1) else v.contiguous()
         threads = torch.get_num_threads() if tokens * keys * kv_heads > _SHARED else 1
-        scratch = torch.empty(threads * self._scratch)
+        scratch = torch.empty(threads * self._scratch, dtype=torch.float32)
         tile = _tile(tokens, TILE // self._group, kv_heads, threads)
         tiles = -(-tokens // tile)
         task = _Task(
@@ -122,14 +122,14 @@ def is_right(kernel: PrefillKernel, head_dim: int, group: int, scale: float) -> 
     kv_heads, start, tokens = 2, 250, 40
 
     def some(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator, dtype=torch.float32)
 
     q, keys = some(tokens, kv_heads * group, head_dim), start + tokens
     k, v = some(kv_heads, keys, head_dim), some(kv_heads, keys, head_dim)
     found = torch.empty_like(q)
     kernel(q, k, v, start, found)
     ours = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    future = torch.full((tokens, keys), float("-inf")).triu_(start + 1)
+    future = torch.full((tokens, keys), float("-inf"), dtype=torch.float32).triu_(start + 1)
     right = (ours @ k[:, None].mT * scale + future).softmax(-1) @ v[:, None]
     right = right.permute(2, 0, 1, 3).reshape(q.shape)
     return bool((found - right).abs().amax() <= 1e-5 * right.abs().amax())

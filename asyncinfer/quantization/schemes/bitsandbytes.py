@@ -91,7 +91,7 @@ class Bnb4Matrix(MatrixFormat):
 
     def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
         largest, block = self._blocks(parts, shape)
-        table = torch.tensor(TABLES[self.kind], device=largest.device)
+        table = torch.tensor(TABLES[self.kind], device=largest.device, dtype=torch.float32)
         if shape[1] % block or not torch.equal(parts[".weight.quant_map"], table):
             return None
         return GroupEnds(largest.view(shape[0], -1))
