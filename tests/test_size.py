@@ -10,7 +10,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: Lines of each room, prose and blank ones included. Whoever mends or tidies makes room for it; a
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
-    "adapters": 976,
+    "adapters": 979,
     "attention": 2_848,
     "bench": 8_138,
     "builtin": 900,

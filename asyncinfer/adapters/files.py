@@ -81,6 +81,10 @@ def open_adapter(
                 raise ModelLoadError("a state dict maps names to tensors", tensor=str(name)[:80])
             if not tensor.is_floating_point():
                 raise ModelLoadError(f"dtype {tensor.dtype}: must be floating", tensor=name)
+            if tensor.is_meta or tensor.layout is not torch.strided:
+                # Those of a model that was offloaded are on the device "meta", without numbers.
+                where = f"{tensor.layout}, on device {tensor.device}"
+                raise ModelLoadError(f"{where}: must be dense, and hold its numbers", tensor=name)
         shapes = {name: tuple(tensor.shape) for name, tensor in source.items()}
         yield AdapterFiles("the state dict", config, shapes, None, source)
         return

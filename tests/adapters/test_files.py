@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 import sys
 from pathlib import Path
 from types import FrameType
@@ -261,6 +262,9 @@ def test_sources(pool: AdapterPool, tmp_path: Path) -> None:
         load(pool, random_tensors(0), {"peft_type": "LORA"})
     with pytest.raises(ModelLoadError, match="must be floating"):
         load(pool, {A: torch.ones(4, 256).int()}, CONFIG)
+    for tensor in (torch.ones(4, 256, device="meta"), torch.eye(4, 256).to_sparse()):
+        with pytest.raises(ModelLoadError, match=f"^tensor {re.escape(A)}: .*: must be dense"):
+            load(pool, {A: tensor}, CONFIG)
 
 
 def test_each_entry_is_compiled_once() -> None:
