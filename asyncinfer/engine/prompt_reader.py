@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeGuard
 
 from asyncinfer.config import EngineConfig
@@ -60,7 +61,7 @@ class PromptReader:
             token_ids = self._chats.encode(prompt, text, chat)
             if isinstance(prompt, SpokenMessages):
                 prompt.prompt_ids = tuple(token_ids)
-        elif isinstance(prompt, list | tuple) and isinstance(prompt[0], int):
+        elif isinstance(prompt, list | tuple) and isinstance(prompt[0], Integral):
             # Checked before looking at each token.
             check_fits(spec, len(prompt), params.max_tokens, params.prompt_logprobs)
             token_ids = checked_ids("prompt", prompt, spec.vocab_size)
@@ -166,8 +167,9 @@ def checked_ids(name: str, value: Sequence[Any], vocab_size: int) -> list[int]:
 
 
 def _token_id(name: str, token: Any, vocab_size: int) -> int:
-    if isinstance(token, bool) or not isinstance(token, int):
+    if isinstance(token, bool) or not isinstance(token, Integral):
         raise InvalidRequest(name, token, "must be an integer token id")
-    if not 0 <= token < vocab_size:
+    number = int(token)
+    if not 0 <= number < vocab_size:
         raise InvalidRequest(name, token, f"must be in [0, {vocab_size})")
-    return token
+    return number

@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 import pytest
 from support import OpenEngine, Until, admission_of, places
 
@@ -279,6 +280,18 @@ async def test_a_prompt_at_the_bound_is_tokenised(open_engine: OpenEngine) -> No
             await engine.generate("</s>" * 4096)
         done = await engine.generate("</s>" * 4000, max_tokens=2)
         assert done.usage.prompt_tokens == 4000
+
+
+async def test_integers_of_numpy_are_token_ids(open_engine: OpenEngine) -> None:
+    async with open_engine(Chatty()) as engine:
+        right = await engine.generate([5, 6, 7], max_tokens=3, seed=1)
+        for prompt in (list(np.array([5, 6, 7])), [5, np.uint8(6), 7]):
+            assert (await engine.generate(prompt, max_tokens=3, seed=1)).text == right.text
+        for wrong in (np.bool_(True), np.float32(6)):
+            with pytest.raises(InvalidRequest, match=r"^prompt\[1\]=.*: must be an integer token"):
+                await engine.generate([5, wrong])
+        with pytest.raises(InvalidRequest, match=r"^prompt\[0\]=.*: must be in \[0, "):
+            await engine.generate([np.int64(-1)])
 
 
 def test_what_calls_a_tool_needs_no_content() -> None:
