@@ -92,6 +92,9 @@ class Prometheus(Observer):
         engine: str = "",
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
+        if not isinstance(engine, str):
+            # A label of another type would fail each scrape of the whole registry.
+            raise ValueError(f"engine={engine!r}: must be a string")
         self._engine = _exporter(registry).add(engine)
         try:
             self._server = None if port is None else start_http_server(port, address, registry)

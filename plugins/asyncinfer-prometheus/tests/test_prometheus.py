@@ -125,6 +125,11 @@ def test_several_engines_of_one_registry() -> None:
     assert value(registry, "dropped_events_total", engine="b") == 0
 
 
+def test_a_label_is_a_text() -> None:
+    with pytest.raises(ValueError, match=r"^engine=5: must be a string$"):
+        Prometheus(engine=5, registry=CollectorRegistry())  # type: ignore[arg-type]
+
+
 def test_it_serves_by_its_name() -> None:
     assert "prometheus" in observers.names()
     with socket.create_server(("127.0.0.1", 0)) as taken:
