@@ -264,8 +264,6 @@ _OPTIONAL_COUNTS: Final[dict[str, int]] = {
     "max_context": MOST_COUNT,
     "overlap": MOST_COUNT,
 }
-
-
 _CHOICES: Final = {
     "on_full": get_args(OnFull),
     "cuda_graphs": get_args(Graphs),
