@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from asyncinfer.bounds import MAX_BEAMS
-from asyncinfer.checks import check_choice, check_integer, check_real
+from asyncinfer.checks import check_integer, check_real
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.structured_output import CONSTRAINTS
 
@@ -44,8 +44,9 @@ class BeamOptions:
         put = object.__setattr__
         put(self, "beams", check_integer("beams", self.beams, 1, MAX_BEAMS))
         put(self, "length_penalty", check_real("length_penalty", self.length_penalty, -10.0, 10.0))
-        if not isinstance(self.early_stopping, bool):
-            check_choice("early_stopping", self.early_stopping, ("never",))
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            bound = 'must be True, False or "never"'
+            raise InvalidRequest("early_stopping", self.early_stopping, bound)
         put(self, "groups", check_integer("groups", self.groups, 1, self.beams))
         if self.beams % self.groups:
             raise InvalidRequest("groups", self.groups, f"must divide beams={self.beams}")

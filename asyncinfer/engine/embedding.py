@@ -165,7 +165,7 @@ async def score(
                 if len(text) > most:
                     value = Size(f"{len(text)} characters")
                     raise InvalidRequest(name, value, f"must have <= max_prompt_chars={most}")
-                ids = tokenizer.encode_inner(text)
+                ids = tokenizer.encode_inner(text, name)
             else:
                 ids = checked_ids(name, check_token_ids(name, text), vocab_size)
             if not ids:

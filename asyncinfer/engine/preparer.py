@@ -225,7 +225,7 @@ class Preparer:
         """The tokens that the caller expects. Raises `InvalidRequest`."""
         expected = options.prediction
         if isinstance(expected, str):
-            return PackedTokens(self._loaded.tokenizer.encode_inner(expected))
+            return PackedTokens(self._loaded.tokenizer.encode_inner(expected, "prediction"))
         vocab_size = self._scheduler.spec.vocab_size
         if expected is not None and (most := max(expected, default=-1)) >= vocab_size:
             raise InvalidRequest("prediction", most, f"token ids must be < {vocab_size}")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import tokenizers
 
-from asyncinfer.errors import InvalidRequest, ModelLoadError, Size
+from asyncinfer.errors import InvalidRequest, ModelLoadError, Size, renaming
 from asyncinfer.text.bytelevel import byte_level_backend
 from asyncinfer.text.detokenizer import Detokenizer
 from asyncinfer.text.longest_token import extent, longest_token
@@ -165,9 +165,11 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(text)
         return token_id if token_id in self.special_ids else None
 
-    def encode_inner(self, text: str) -> list[int]:
-        """Token ids of `text` as it follows other text."""
-        return self._inner(text)
+    def encode_inner(self, text: str, field: str = "prompt") -> list[int]:
+        """Token ids of `text` as it follows other text. Raises what `encode` does, of `field`."""
+        check_text(field, text)
+        with renaming("prompt", field):
+            return self._inner(text)
 
     def difference(self, other: Tokenizer) -> tuple[int, str | None, str | None] | None:
         """The first token id that stands for something else in the other's vocabulary, with its

@@ -225,7 +225,7 @@ def search_without_a_loop() -> None:
         ({"beams": 4, "groups": 3, "diversity_penalty": 1.0}, "groups"),
         ({"beams": 4, "groups": 2}, "diversity_penalty"),
         ({"beams": 4, "diversity_penalty": 1.0}, "diversity_penalty"),
-        ({"beams": 4, "early_stopping": "soon"}, "early_stopping"),
+        ({"beams": 4, "early_stopping": "soon"}, "early_stopping='soon': must be True, False or"),
         ({"beams": 4, "length_penalty": float("nan")}, "length_penalty"),
         ({"beams": 4, "temperature": 1.0}, "temperature"),
         ({"beams": 4, "seed": 1}, "seed"),

@@ -207,6 +207,8 @@ async def test_misuse() -> None:
             assert refused.value.field == place
         with pytest.raises(InvalidRequest, match=r"continuations\[1\]"):
             await engine.score("a", ["b", ""])
+        with pytest.raises(InvalidRequest, match=r"continuations\[1\]='\\udc80'.* at offset 0"):
+            await engine.score("a", ["b", "\udc80"])
         with pytest.raises(InvalidRequest, match=r"continuations\[1\]\[0\]=1048576"):
             await engine.score("a", ["b", [1 << 20]])
         with pytest.raises(InvalidRequest, match=r"continuations\[0\]=<3003 tokens>"):

@@ -254,6 +254,7 @@ async def test_deterministic_answers_are_the_same_to_the_last_bit() -> None:
         ([1, -2], "prediction"),
         ([1, 10**6], "token ids must be <"),
         ("x" * 1_000_001, "at most 1000000"),
+        ("\udc80", r"^prediction='\\udc80': .* at offset 0"),
     ],
 )
 def test_a_bad_prediction_is_refused(value: Any, message: str) -> None:

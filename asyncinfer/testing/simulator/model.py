@@ -161,9 +161,9 @@ class _WatchedTokenizer(Tokenizer):
         self._begin(text)
         return self._tokenizer.encode(text, **options)
 
-    def encode_inner(self, text: str) -> list[int]:
+    def encode_inner(self, text: str, field: str = "prompt") -> list[int]:
         # Asked for by a grammar that is being made, under a lock: others would wait for ever.
-        return self._tokenizer.encode_inner(text)
+        return self._tokenizer.encode_inner(text, field)
 
     def encode_chat(self, text: str, *, inner: bool = False) -> list[int]:
         self._begin(text)
