@@ -48,7 +48,8 @@ def compile_stop(patterns: tuple[str, ...]) -> StopPattern:
     import numpy as np
 
     for pattern in patterns:
-        if _compiled(pattern, pattern).is_accepting():
+        # What may follow has the library refuse a `$` at the end, which it would drop.
+        if _compiled(f"(?:{pattern}).?", pattern).is_accepting():
             raise InvalidRequest("stop_regex", pattern, "matches the empty text")
     either = "|".join(f"(?:{pattern})" for pattern in patterns)
     whole = _compiled(either, patterns[0])

@@ -121,7 +121,7 @@ def test_with_stop_strings_the_first_of_both_ends_the_text() -> None:
     assert pushed(both(), ["one x1", " E"]) == ("one x1 E", None)
 
 
-@pytest.mark.parametrize("pattern", ["(", "a*", "[b-a]", "(a?){0,60}"])
+@pytest.mark.parametrize("pattern", ["(", "a*", "[b-a]", "(a?){0,60}", "^a", "a$", r"b|a\z"])
 def test_a_bad_expression_is_refused_quickly(pattern: str) -> None:
     began = time.process_time()
     with pytest.raises(InvalidRequest, match="stop_regex"):
