@@ -17,6 +17,8 @@ _JSON: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
 _ANSWER: Final = "answer"
 #: A rule of GBNF at the beginning of a line. Lark has a single colon there.
 _GBNF: Final = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
+#: A character that GBNF writes by its number.
+_NUMBERED: Final = re.compile(r"\\(?:\\|u([0-9a-fA-F]{4})|U(00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}))")
 
 
 def grammar_text(
@@ -65,10 +67,20 @@ def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None], spel
         case "structural_tag":
             return _tags(json.loads(form.text), special)
     try:
-        lark = gbnf_to_lark(form.text) if _GBNF.search(form.text) else form.text
+        gbnf = _GBNF.search(form.text) is not None
+        lark = gbnf_to_lark(_NUMBERED.sub(_character, form.text)) if gbnf else form.text
     except Exception as error:
         raise InvalidRequest("grammar", form.text, f"is no GBNF: {error}") from error
     return LLMatcher.grammar_from_lark(lark)
+
+
+def _character(found: re.Match[str]) -> str:
+    """What GBNF writes by a number, as itself: the library drops the number's leading zeros, and
+    then takes letters that follow for digits."""
+    number = int(found[1] or found[2] or "d800", 16)
+    if number < 0x80:
+        return f"\\x{number:02x}"
+    return found[0] if 0xD800 <= number < 0xE000 else chr(number)
 
 
 def _tags(tag: Any, special: Callable[[str], int | None]) -> str:

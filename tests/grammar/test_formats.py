@@ -96,6 +96,9 @@ def test_a_regex_allows_what_re_matches(compiler: GrammarCompiler, expression: s
         ('?start: "a" | "::="\n', ["a", "::="], ["b"]),
         ('root ::= start-of\nstart-of ::= "a"', ["a"], ["b"]),
         ('root ::= term ("+" term)*\nterm ::= [0-9]+', ["1", "1+22"], ["+", "1+", "a"]),
+        (r'root ::= "\u00e9ab"', ["éab"], ["\ue9ab", "é"]),
+        (r'root ::= "\\u0041" [\u0022\u0041-\u0043]', [r"\u0041B", r'\u0041"'], ["AB"]),
+        (r'root ::= "\U0001F600" [\U0001F600-\U0010FFFFa]', ["😀😎", "😀a"], ["😀b", "1F600a"]),
     ],
 )
 def test_lark_and_gbnf_are_told_apart(
