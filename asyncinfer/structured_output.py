@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -226,8 +227,8 @@ def _check_values(name: str, value: Mapping[Any, Any]) -> None:
             waiting += [(entry, f"{place}/*", depth + 1) for entry in item]
         elif item is not None and not isinstance(item, bool | int | float):
             raise InvalidRequest(place, item, "is no JSON value")
-        elif isinstance(item, int | float) and not abs(item) < 1.7e308:
-            raise InvalidRequest(place, Size("a number"), "must be finite, and below 1.7e308")
+        elif isinstance(item, int | float) and not abs(item) <= sys.float_info.max:
+            raise InvalidRequest(place, Size("a number"), "must be a finite float of 64 bits")
         _check_size(name, chars)
 
 

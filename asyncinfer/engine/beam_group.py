@@ -44,9 +44,9 @@ class BeamOptions:
         put = object.__setattr__
         put(self, "beams", check_integer("beams", self.beams, 1, MAX_BEAMS))
         put(self, "length_penalty", check_real("length_penalty", self.length_penalty, -10.0, 10.0))
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            bound = 'must be True, False or "never"'
-            raise InvalidRequest("early_stopping", self.early_stopping, bound)
+        early: object = self.early_stopping
+        if not isinstance(early, bool) and early != "never":
+            raise InvalidRequest("early_stopping", early, 'must be True, False or "never"')
         put(self, "groups", check_integer("groups", self.groups, 1, self.beams))
         if self.beams % self.groups:
             raise InvalidRequest("groups", self.groups, f"must divide beams={self.beams}")

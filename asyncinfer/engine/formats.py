@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from asyncinfer.errors import InvalidRequest, Size, renaming
-from asyncinfer.grammar import GrammarCompiler, Matcher, check_ends
+from asyncinfer.grammar import GrammarCompiler, Matcher, check_ends, check_values
 from asyncinfer.params import SamplingParams
 from asyncinfer.structured_output import AnswerFormat, is_typed, schema_of
 from asyncinfer.tools import MessageReader
@@ -57,9 +57,11 @@ class Formats:
             raise InvalidRequest("thinking_budget", value, "one of them only")
         if not self._able:
             raise InvalidRequest("tools", Size("a list"), "this model restricts no draws")
-        if not self._grammars.at_hand(form):
-            for name, tool in message.tools.items():
+        for name, tool in message.tools.items():
+            if not self._grammars.at_hand(form):
                 check_ends(f"tools/{name}", tool.schema)
+            if message.must_call:
+                check_values(f"tools/{name}", tool.schema)
         most = _most_forced(params, most_forced)
         try:
             return [*self._grammars.matchers(form, params.n, most, on_compiled)]

@@ -5,6 +5,7 @@ from asyncinfer.grammar.counters import GrammarCounters
 from asyncinfer.grammar.endless import check_ends
 from asyncinfer.grammar.masks import allowed_ids, fill_masks, mask_words
 from asyncinfer.grammar.matcher import Matcher
+from asyncinfer.grammar.places import check_values
 from asyncinfer.grammar.reasoning import Reasoning
 from asyncinfer.grammar.stop_regex import StopRegex, compile_stop
 
@@ -16,6 +17,7 @@ __all__ = [
     "StopRegex",
     "allowed_ids",
     "check_ends",
+    "check_values",
     "compile_stop",
     "fill_masks",
     "mask_words",

@@ -16,7 +16,7 @@ from asyncinfer.grammar.counters import GrammarCounters
 from asyncinfer.grammar.endless import check_ends
 from asyncinfer.grammar.masks import allowed_ids, mask_words
 from asyncinfer.grammar.matcher import Matcher, reason
-from asyncinfer.grammar.places import place_of_error
+from asyncinfer.grammar.places import check_values, place_of_error
 from asyncinfer.grammar.texts import grammar_text, json_grammar
 from asyncinfer.grammar.tokens import grammar_tokenizer, spelled_chars
 from asyncinfer.structured_output import AnswerFormat
@@ -159,10 +159,14 @@ class GrammarCompiler:
                     if not library.missing.isdisjoint(text.encode(errors="replace")):
                         raise InvalidRequest("grammar", literal, _UNSPELLED)
             case "json_schema":
-                check_ends(form.kind, json.loads(form.text))
+                schema = json.loads(form.text)
+                check_ends(form.kind, schema)
+                check_values(form.kind, schema)
             case "structural_tag":
                 for index, one in enumerate(json.loads(form.text)["structures"]):
-                    check_ends(f"{form.kind}/structures/{index}/schema", one["schema"])
+                    place = f"{form.kind}/structures/{index}/schema"
+                    check_ends(place, one["schema"])
+                    check_values(place, one["schema"])
         special = self._tokenizer.special_id
         start = library.matcher(grammar_text(form, special, library.spelled))
         if why := library.problem(start):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["parts", "place_of_error", "pointer"]
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.tools.schemas import is_exact
+
+__all__ = ["check_values", "parts", "place_of_error", "pointer"]
 
 #: Keywords whose value is a schema, a list of schemas, or schemas by name.
 _ONE: Final = ("additionalProperties", "items", "additionalItems", "unevaluatedProperties", "not")
@@ -38,6 +41,22 @@ def place_of_error(schema: Any, error_of: Callable[[Any], str]) -> str:
                 break
         else:
             return place
+
+
+def check_values(field: str, root: Mapping[str, Any]) -> None:
+    """Raises `InvalidRequest` where a `const` or `enum` has a number that would be written
+    otherwise."""
+    seen: set[str] = set()
+    waiting: list[tuple[str, Mapping[str, Any]]] = [("", root)]
+    while waiting:
+        place, schema = waiting.pop()
+        if place not in seen:
+            seen.add(place)
+            waiting += parts(root, place, schema)
+            for key in ("const", "enum"):
+                if not is_exact(schema.get(key)):
+                    bound = "integers beyond 2**53 must be floats, since no others can be written"
+                    raise InvalidRequest(field + pointer(place, key), schema[key], bound)
 
 
 def pointer(place: str, *names: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.structured_output import AnswerFormat
+from asyncinfer.tools.schemas import restated
 
 __all__ = ["grammar_text", "json_grammar"]
 
@@ -39,10 +40,12 @@ def grammar_text(
 
 
 def json_grammar(schema: Any) -> str:
-    """The grammar of a JSON Schema, a dict or its text."""
+    """The grammar of a JSON Schema."""
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)  # type: ignore[arg-type]
+    # As text, since an object may have no integer of more than 64 bits.
+    text = json.dumps(restated(schema), ensure_ascii=False)
+    return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)  # type: ignore[arg-type]
 
 
 def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None], spelled: str) -> str:
@@ -51,7 +54,7 @@ def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None], spel
 
     match form.kind:
         case "json_schema":
-            return json_grammar(form.text)
+            return json_grammar(json.loads(form.text))
         case "regex":
             made = LLMatcher.grammar_from_regex(form.text)
             if not spelled:
@@ -91,7 +94,7 @@ def _tags(tag: Any, special: Callable[[str], int | None]) -> str:
         StructTag(
             trigger=next(t for t in triggers if one["begin"].startswith(t)),
             begin=one["begin"],
-            grammar=one["schema"],
+            grammar=restated(one["schema"]),
             end=one.get("end", ""),
         )
         for one in tag["structures"]

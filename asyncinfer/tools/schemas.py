@@ -1,11 +1,12 @@
-"""Schemas of tools, without what no grammar of calls can be held to."""
+"""Schemas as grammars can be held to them, and those of tools without what no grammar can."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-__all__ = ["loosened", "with_known_formats"]
+__all__ = ["is_exact", "loosened", "restated", "with_known_formats"]
 
 #: Formats of texts that grammars know. All others are notes, as JSON Schema allows.
 _FORMATS: Final = frozenset(
@@ -26,15 +27,69 @@ _UNHELD: Final = frozenset(
 _NAMED: Final = frozenset(["$defs", "definitions", "patternProperties", "properties"])
 #: Keywords whose values are no schemas.
 _VALUES: Final = frozenset(["const", "default", "enum", "examples"])
+#: Keywords with values by which they say nothing: all that they look at fits.
+_ALL_FIT: Final[tuple[tuple[str, Any], ...]] = (
+    ("uniqueItems", False),
+    ("propertyNames", True),
+    ("propertyNames", {}),
+    ("propertyNames", {"type": "string"}),
+)
+#: Bounds, the exclusive ones second, and in which direction numbers are within.
+_BOUNDS: Final = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
+#: The library's bounds are floats, and integers of 64 bits. Up to the first number each integer is
+#: a float; the second one is the largest that is both.
+_EXACT: Final = 1 << 53
+_LARGEST: Final = (1 << 63) - (1 << 10)
 
 
 def with_known_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without formats that grammars do not know, such as pydantic's "path"."""
+    """The schema of a tool, `restated`, without formats that grammars do not know, such as
+    pydantic's "path", and without values that are not `is_exact`."""
 
     def known(one: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: one[key] for key in one if key != "format" or str(one[key]) in _FORMATS}
+        kept = {key: one[key] for key in one if key != "format" or str(one[key]) in _FORMATS}
+        return {k: kept[k] for k in kept if k not in ("const", "enum") or is_exact(kept[k])}
 
-    return _changed(schema, known)
+    return restated(_changed(schema, known))
+
+
+def is_exact(value: Any) -> bool:
+    """Whether a grammar writes the value as it is: the library makes floats of its numbers."""
+    if isinstance(value, Mapping):
+        return all(map(is_exact, value.values()))
+    if isinstance(value, list):
+        return all(map(is_exact, value))
+    return not isinstance(value, int) or abs(value) <= _EXACT or int(float(value)) == value
+
+
+def restated(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema without keywords that say nothing, and with bounds that the library can compute
+    with: others are moved inwards to the next number that is both a float and of 64 bits."""
+
+    def plain(one: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {key: one[key] for key in one if (key, one[key]) not in _ALL_FIT}
+        for name, exclusive, inwards in _BOUNDS:
+            if _is_large(kept.get(name)):
+                kept[name] = _moved(kept[name], inwards, False)
+            if _is_large(kept.get(exclusive)):
+                moved = _moved(kept.pop(exclusive), inwards, True)
+                both = (moved, kept.get(name, moved))
+                kept[name] = max(both) if inwards > 0 else min(both)
+        return kept
+
+    return _changed(schema, plain)
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) >= _EXACT
+
+
+def _moved(bound: float, inwards: int, exclusive: bool) -> int:
+    """An inclusive bound in place of a large one."""
+    near = float(bound)
+    if near * inwards < bound * inwards or (exclusive and near == bound):
+        near = math.nextafter(near, inwards * math.inf)
+    return inwards * int(min(max(inwards * near, -_LARGEST), 2 * _LARGEST))
 
 
 def loosened(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -160,7 +160,9 @@ async def test_calls_that_may_be_left_out_are_held_to_what_can_be_held(name: str
     }
     tools = [ADD, {"name": "odd", "parameters": odd}]
     async with Engine(ScriptedModel(["Hi.", "Hi."])) as engine:
-        assert (await engine.generate(HI, tools=tools)).text == "Hi."
+        exact = {"type": "object", "properties": {"id": {"type": "integer", "enum": [2**60 + 1]}}}
+        found = await engine.generate(HI, tools=[*tools, {"name": "exact", "parameters": exact}])
+        assert found.text == "Hi."
         with pytest.raises(InvalidRequest, match=r"^tools/odd/properties/tags=.*uniqueItems"):
             await engine.generate(HI, tools=tools, tool_choice="required")
     tokenizer = tokenizer_of(SYNTAXES[name])

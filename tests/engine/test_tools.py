@@ -314,6 +314,11 @@ async def test_a_schema_that_is_wrong_is_named_by_its_tool(name: str) -> None:
     async with Engine(model_of(name)) as engine:
         with pytest.raises(InvalidRequest, match=r"^tools/odd/properties/a=.*uniqueItems"):
             await engine.generate(HI, tools=tools, tool_choice="required")
+        wrong["properties"]["a"] = {"const": 2**60 + 1}
+        with pytest.raises(
+            InvalidRequest, match=r"^tools/odd/properties/a/const=1152921504606846977"
+        ):
+            await engine.generate(HI, tools=tools, tool_choice="required")
         wrong["properties"]["a"] = {"type": "text"}
         with pytest.raises(InvalidRequest, match=r"^tools/odd/properties/a=.*Invalid type: text"):
             await engine.generate(HI, tools=tools)

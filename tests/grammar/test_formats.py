@@ -241,6 +241,44 @@ def test_a_format_is_compiled_once_and_the_oldest_go(compiler: GrammarCompiler) 
     assert not compiler.at_hand(first)
 
 
+SHARE = {"type": "number", "minimum": 0, "maximum": 1.7976931348623157e308}
+NAMES = {"type": "object", "propertyNames": {"type": "string"}, "maxProperties": 1}
+BOTH = {"properties": {"minimum": NAMES, "uniqueItems": {"const": False}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        # What databases and published types of 64 bits allow.
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, [-(10**18), 0], [10**19]),
+        (SHARE, [0.5, 10**18], [-1]),
+        ({"type": "number", "exclusiveMinimum": -1e30, "exclusiveMaximum": 2}, [-0.5], [2]),
+        # Bounds that are no floats.
+        ({"type": "integer", "minimum": 2**53 + 1}, [2**53 + 2], [2**53]),
+        ({"type": "integer", "exclusiveMinimum": 2**53}, [2**53 + 2], [2**53]),
+        ({"type": "integer", "exclusiveMaximum": 2**54, "maximum": 5}, [5, -6], [6, 2**54]),
+        ({"type": "integer", "minimum": -(2**53) - 3}, [-(2**53) - 2], [-(2**53) - 4]),
+        ({"enum": [2**53, 2**54, 10**22]}, [2**54, 10**22], [2**53 + 1]),
+        # Keywords that say nothing.
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}, [[1, 1]], [1]),
+        (NAMES, [{"a": 1}], [{"a": 1, "b": 2}]),
+        (
+            {"type": "object", **BOTH},
+            [{"minimum": {"a": 1}, "uniqueItems": False}],
+            [{"minimum": 1}],
+        ),
+    ],
+)
+def test_large_bounds_and_keywords_that_say_nothing_are_held_to(
+    compiler: GrammarCompiler, schema: Any, good: list[Any], bad: list[Any]
+) -> None:
+    def fit(value: Any) -> bool:
+        return fits(compiler, "json_schema", json.dumps(schema), json.dumps(value).encode())
+
+    assert all(map(fit, good))
+    assert not any(map(fit, bad))
+
+
 LIST = {"type": "array", "items": {"$ref": "#/properties/a"}, "minItems": 1}
 NODE = {"type": "object", "required": ["a"]}
 CIRCLE = {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"$ref": "#/$defs/x"}}}
@@ -278,6 +316,14 @@ WRONG: list[tuple[str, Any, str]] = [
         "structural_tag/structures/0/schema/$defs/x",
     ),
     ("json_schema", {"oneOf": [{"type": "number"}, {"type": "integer"}]}, "json_schema"),
+    ("json_schema", {"properties": {"a": {"const": 2**53 + 1}}}, "json_schema/properties/a/const"),
+    ("json_schema", {"items": {"enum": ["a", {"b": [2**64 - 1]}]}}, "json_schema/items/enum"),
+    ("json_schema", {"properties": {"a": {"minimum": 10**30}}}, "json_schema/properties/a"),
+    (
+        "structural_tag",
+        {"structures": [{"begin": "<f>", "schema": {"const": -(2**60) - 1}}], "triggers": ["<f"]},
+        "structural_tag/structures/0/schema/const",
+    ),
 ]
 
 
