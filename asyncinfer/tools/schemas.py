@@ -33,6 +33,9 @@ _ALL_FIT: Final[tuple[tuple[str, Any], ...]] = (
     ("propertyNames", True),
     ("propertyNames", {}),
     ("propertyNames", {"type": "string"}),
+    ("format", "binary"),
+    ("format", "password"),
+    ("format", "path"),
 )
 #: Bounds, the exclusive ones second, and in which direction numbers are within.
 _BOUNDS: Final = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
@@ -63,11 +66,18 @@ def is_exact(value: Any) -> bool:
 
 
 def restated(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without keywords that say nothing, and with bounds that the library can compute
-    with: others are moved inwards to the next number that is both a float and of 64 bits."""
+    """The schema as the library can be held to it: without keywords that say nothing, with names of
+    properties that are listed as properties, and with bounds that the library can compute with.
+    Others are moved inwards to the next number that is both a float and of 64 bits."""
 
     def plain(one: Mapping[str, Any]) -> dict[str, Any]:
         kept = {key: one[key] for key in one if (key, one[key]) not in _ALL_FIT}
+        names = _listed(schema, kept.get("propertyNames"))
+        if names is not None and kept.keys().isdisjoint(("properties", "patternProperties")):
+            # A dict whose keys are an Enum or a Literal.
+            del kept["propertyNames"]
+            kept["properties"] = dict.fromkeys(names, kept.get("additionalProperties", True))
+            kept["additionalProperties"] = False
         for name, exclusive, inwards in _BOUNDS:
             if _is_large(kept.get(name)):
                 kept[name] = _moved(kept[name], inwards, False)
@@ -78,6 +88,20 @@ def restated(schema: Mapping[str, Any]) -> dict[str, Any]:
         return kept
 
     return _changed(schema, plain)
+
+
+def _listed(root: Mapping[str, Any], names: Any) -> list[str] | None:
+    """The texts that a schema lists; None where it says otherwise what fits it."""
+    match root, names:
+        case {"$defs": {**shared}}, {"$ref": str(target)} if len(names) == 1:
+            names = shared.get(target.removeprefix("#/$defs/"))
+    match names:
+        case {"enum": [*listed], **others} | {"const": listed, **others}:
+            texts = listed if isinstance(listed, list) else [listed]
+            known = others.keys() <= {"description", "title", "type"}
+            if known and others.get("type", "string") == "string":
+                return [text for text in texts if isinstance(text, str)]
+    return None
 
 
 def _is_large(value: Any) -> bool:

@@ -243,6 +243,12 @@ def test_a_format_is_compiled_once_and_the_oldest_go(compiler: GrammarCompiler) 
 
 SHARE = {"type": "number", "minimum": 0, "maximum": 1.7976931348623157e308}
 NAMES = {"type": "object", "propertyNames": {"type": "string"}, "maxProperties": 1}
+KEYS = {
+    "type": "object",
+    "propertyNames": {"$ref": "#/$defs/E"},
+    "additionalProperties": {"type": "integer"},
+    "$defs": {"E": {"enum": ["x", "y", 2], "title": "E"}},
+}
 BOTH = {"properties": {"minimum": NAMES, "uniqueItems": {"const": False}}}
 
 
@@ -262,6 +268,10 @@ BOTH = {"properties": {"minimum": NAMES, "uniqueItems": {"const": False}}}
         # Keywords that say nothing.
         ({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}, [[1, 1]], [1]),
         (NAMES, [{"a": 1}], [{"a": 1, "b": 2}]),
+        ({"type": "string", "format": "password", "maxLength": 2}, ["ab"], ["abc"]),
+        # Dicts whose keys are a Literal or an Enum.
+        (KEYS, [{}, {"x": 1}, {"x": 1, "y": 2}], [{"z": 1}, {"x": "a"}, {"2": 1}]),
+        ({"type": "object", "propertyNames": {"const": "q"}}, [{"q": "a"}, {}], [{"z": 1}]),
         (
             {"type": "object", **BOTH},
             [{"minimum": {"a": 1}, "uniqueItems": False}],
@@ -319,6 +329,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("json_schema", {"properties": {"a": {"const": 2**53 + 1}}}, "json_schema/properties/a/const"),
     ("json_schema", {"items": {"enum": ["a", {"b": [2**64 - 1]}]}}, "json_schema/items/enum"),
     ("json_schema", {"properties": {"a": {"minimum": 10**30}}}, "json_schema/properties/a"),
+    ("json_schema", {"propertyNames": {"enum": "a"}, "$defs": 3}, "json_schema"),
+    (
+        "json_schema",
+        {"propertyNames": {"enum": ["a"], "type": "string", "minLength": 2}},
+        "json_schema",
+    ),
     (
         "structural_tag",
         {"structures": [{"begin": "<f>", "schema": {"const": -(2**60) - 1}}], "triggers": ["<f"]},
