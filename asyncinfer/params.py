@@ -82,7 +82,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     #: Equal seeds give equal tokens, whatever else is in the batch. None draws one.
     seed: int | None = None
-    #: The answer ends before the first of these strings; it is not part of the text.
+    #: The answer ends before the first of these strings; it is not part of the text. One that is a
+    #: special token ends the answer as that token does, whose text is never shown.
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     #: The answer ends before the first text that one of these regular expressions matches, in the

@@ -121,6 +121,22 @@ async def test_chunks_that_are_merged_or_scored_tell_it_too(on_full: str) -> Non
         assert not any(chunk.stop_reason for chunk in chunks[:-1])
 
 
+async def test_a_special_token_that_is_a_stop_string_ends_the_answer() -> None:
+    """Its text is never shown, and so was never found."""
+    async with Engine() as engine:
+        text = "<|endoftext|>"
+        special, letter = engine.tokenizer.encode(f"{text}a", add_special_tokens=False)
+        options: dict[str, Any] = {"ignore_eos": True, "max_tokens": 60, "seed": 1}
+        options |= {"stop": ["\n", text], "allowed_token_ids": [letter, special]}
+        options |= {"logit_bias": {letter: 1e4, special: 1e4}, "temperature": 1e6}
+        for least in (0, 20):
+            done = await engine.generate("x", **options, min_tokens=least)
+            assert done.finish_reason == "stop"
+            assert done.token_ids == (*[letter] * len(done.text), special)
+            assert done.text == "a" * len(done.text)
+            assert len(done.text) >= least
+
+
 async def test_an_expression_that_takes_too_much_work_fails_its_own_request(
     open_engine: OpenEngine,
 ) -> None:
