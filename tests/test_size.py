@@ -10,7 +10,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: Lines of each room, prose and blank ones included. Whoever mends or tidies makes room for it; a
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
-    "adapters": 979,
+    "adapters": 980,
     "attention": 2_848,
     "bench": 8_138,
     "builtin": 900,
@@ -18,11 +18,11 @@ MOST = {
     "cli": 3_124,
     "clients": 572,
     "doctor": 689,
-    "engine": 8_960,
+    "engine": 9_046,
     "files": 159,
     "grammar": 1_206,
     "integrations": 1_744,
-    "kernels": 12_901,
+    "kernels": 12_927,
     "layers": 2_368,
     "models": 10_435,
     "planner": 1_299,
@@ -37,13 +37,13 @@ MOST = {
     "server": 3_507,
     "speculation": 1_052,
     "telemetry": 600,
-    "testing": 9_960,
-    "text": 3_538,
-    "tools": 2_874,
-    "weights": 3_246,
+    "testing": 9_961,
+    "text": 3_540,
+    "tools": 2_879,
+    "weights": 3_248,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_408
+MOST_BESIDE = 2_418
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 MODULE = '''"""Of two lines.

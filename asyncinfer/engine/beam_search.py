@@ -167,8 +167,8 @@ class BeamSearch:
         request.scores = tuple(each.score for each in found)
         for index, answer in enumerate(found):
             text, tokens = self._text(answer, output.sequence), answer.tokens
-            asked = answer.finish_reason == "stop" and tokens[-1] in request.params.stop_token_ids
-            stop = tokens[-1] if asked else None
+            ends = answer.finish_reason == "stop"
+            stop = request.stop_reason(tokens[-1]) if ends else None
             request.delivered += len(tokens)
             request.buffer.put((text, tokens, (), index, answer.finish_reason, stop))
         return found[0].finish_reason

@@ -10,21 +10,18 @@ from asyncinfer.params import SamplingParams
 from asyncinfer.text import StopChain, StopStrings, TextStop, Tokenizer
 from asyncinfer.tools import MessageReader
 
-__all__ = ["reasoning_of", "stop_ids_of", "text_stop"]
+__all__ = ["reasoning_of", "stop_tokens", "text_stop"]
 
 
-def stop_ids_of(
+def stop_tokens(
     params: SamplingParams, tokenizer: Tokenizer, message: MessageReader | None
-) -> frozenset[int]:
-    """The tokens that end an answer. A stop string that is a special token is one of them: such a
-    token adds nothing to the text, where it would be looked for in vain."""
+) -> dict[int, str]:
+    """The stop strings that are special tokens, by these. Such a token ends the answer: it adds
+    nothing to the text, where the string would be looked for in vain."""
     # A delimiter is found in the text, in which it has a mark.
     marks = {} if message is None else message.delimiters.marks
-    named = [tokenizer.special_id(stop) for stop in params.stop]
-    ids = {token for token in named if token is not None and token not in marks}
-    return frozenset(ids).union(
-        params.stop_token_ids, () if params.ignore_eos else tokenizer.eos_ids
-    )
+    named = {tokenizer.special_id(stop): stop for stop in params.stop}
+    return {id: stop for id, stop in named.items() if id is not None and id not in marks}
 
 
 def text_stop(params: SamplingParams, stops: StopStrings | None) -> TextStop | None:

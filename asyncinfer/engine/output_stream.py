@@ -137,8 +137,7 @@ class OutputStream(TokenSink):
         shown, stop = tokens, None
         if reason == "stop":
             shown = tokens[:-1]
-            # Most answers end with the model's own end of text, which nobody asked for.
-            stop = tokens[-1] if tokens[-1] in self.request.params.stop_token_ids else None
+            stop = self.request.stop_reason(tokens[-1])
         elif reason == "complete":
             reason = "stop"
         if self.loops is not None and any(map(self.loops.push, tokens)):

@@ -15,7 +15,7 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.beam_search import BeamSearch
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.formats import Formats
-from asyncinfer.engine.limits import reasoning_of, stop_ids_of, text_stop
+from asyncinfer.engine.limits import reasoning_of, stop_tokens, text_stop
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.output_stream import OutputStream
 from asyncinfer.engine.prompt_reader import PromptReader, is_chat
@@ -104,7 +104,9 @@ class Preparer:
             total = check_guided(
                 scheduler.spec, len(token_ids), len(negative), total, params.max_tokens
             )
-        stop_ids = stop_ids_of(params, tokenizer, message)
+        request.stop_tokens = stop_tokens(params, tokenizer, message)
+        ends = () if params.ignore_eos else tokenizer.eos_ids
+        stop_ids = frozenset(params.stop_token_ids).union(request.stop_tokens, ends)
         prediction = self._prediction(options)
         bad_ids = tuple(ids for word in params.bad_words for ids in tokenizer.bad_word_ids(word))
         if message is not None:

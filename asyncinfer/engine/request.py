@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextvars import Context
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ class Request:
         *("deadline", "delivered", "embedding", "end", "first_token", "held_bytes", "id"),
         *("last_token", "message", "open_outputs", "options", "outcome", "outputs", "params"),
         *("paused", "paused_at", "phase", "prompt_len", "prompt_logprobs", "reported", "room"),
-        *("scores", "started", "submitted", "taken_before"),
+        *("scores", "started", "stop_tokens", "submitted", "taken_before"),
     )
 
     def __init__(
@@ -93,6 +94,8 @@ class Request:
         self.prompt_len = 0
         #: Reads the answers to a chat; None where they are text and nothing else. The intake's.
         self.message: MessageReader | None = None
+        #: Stop strings that are special tokens, by these. The intake's.
+        self.stop_tokens: Mapping[int, str] = {}
         self.options = options
         self.context = context
         self.outputs: list[TokenSink] = []
@@ -159,6 +162,12 @@ class Request:
         if taken != self.taken_before:
             self.taken_before, self.paused_at = taken, now
         return self.paused_at
+
+    def stop_reason(self, token: int) -> str | int | None:
+        """What is told of an answer that ends with this token: nothing if that is the model's own
+        end of text, as mostly."""
+        given = token if token in self.params.stop_token_ids else None
+        return self.stop_tokens.get(token, given)
 
     def let_go(self) -> None:
         """Forget the outputs, once nothing is computed for them and everybody was told.

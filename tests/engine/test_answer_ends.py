@@ -131,7 +131,7 @@ async def test_a_special_token_that_is_a_stop_string_ends_the_answer() -> None:
         options |= {"logit_bias": {letter: 1e4, special: 1e4}, "temperature": 1e6}
         for least in (0, 20):
             done = await engine.generate("x", **options, min_tokens=least)
-            assert done.finish_reason == "stop"
+            assert (done.finish_reason, done.stop_reason) == ("stop", text)
             assert done.token_ids == (*[letter] * len(done.text), special)
             assert done.text == "a" * len(done.text)
             assert len(done.text) >= least
