@@ -15,7 +15,7 @@ MOST = {
     "bench": 8_138,
     "builtin": 900,
     "cache": 2_368,
-    "cli": 3_124,
+    "cli": 3_127,
     "clients": 572,
     "doctor": 689,
     "engine": 9_046,

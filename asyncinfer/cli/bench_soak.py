@@ -40,6 +40,9 @@ def soak(
     and callers that do not wait.
     """
     if minutes is not None:
+        given = click.get_current_context().get_parameter_source("seconds")
+        if given is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError("--seconds and --minutes say the same: give one of them")
         options["seconds"] = 60 * minutes
     if quick:
         options |= {"streams": 100, "rate": 5000.0, "seconds": 6.0, "overload_seconds": 1.0}

@@ -211,9 +211,14 @@ def check_fields(body: Mapping[str, Any], fields: Fields) -> None:
 
 
 def options_of(body: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
-    """The options of `Engine.stream` in a body, without those that a handler reads itself."""
-    options = fields.options
-    found = {options[name]: value for name, value in body.items() if name in options}
+    """The options of `Engine.stream` in a body, without those that a handler reads itself. Raises
+    `FieldError` for two names of one option."""
+    sent: dict[str, str] = {}
+    for name in body:
+        option = fields.options.get(name)
+        if option is not None and (other := sent.setdefault(option, name)) != name:
+            raise FieldError(name, body[name], f"{other} is the same by another name")
+    found = {option: body[name] for option, name in sent.items()}
     if "logit_bias" in body:
         found["logit_bias"] = _bias(body["logit_bias"])
     return found

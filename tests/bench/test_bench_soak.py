@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.soak.checker import Case, Counts, Reader
 from asyncinfer.bench.soak.lateness import Lateness
 from asyncinfer.bench.soak.overload import LEAST, measure_overload
+from asyncinfer.cli.bench_soak import soak
 
 SMALL: dict[str, Any] = {
     "streams": 60,
@@ -88,6 +90,12 @@ def test_the_command_on_trio(tmp_path: Path) -> None:
     assert not [figure for figure in counts if figure.value]
     assert "tokens after an abort" in done.stdout
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_lengths_of_the_load_are_refused() -> None:
+    """The minutes were taken."""
+    with pytest.raises(click.UsageError, match="--seconds and --minutes"):
+        soak.main(["--seconds=60", "--minutes=1"], standalone_mode=False)
 
 
 def check_figures(result: SoakResult) -> None:

@@ -216,6 +216,11 @@ async def test_reasoning_is_told_apart() -> None:
         ("/v1/chat/completions", {"template_options": {"x": 1}}, "x"),
         ("/v1/chat/completions", {"template_options": 5}, "template_options"),
         ("/v1/chat/completions", {"chat_template_kwargs": 5}, "chat_template_kwargs"),
+        (
+            "/v1/chat/completions",
+            {"template_options": {}, "chat_template_kwargs": {}},
+            "chat_template_kwargs",
+        ),
         ("/v1/chat/completions", {"max_tokens": -1}, "max_tokens"),
         ("/v1/chat/completions", {"max_completion_tokens": -1}, "max_completion_tokens"),
         (
