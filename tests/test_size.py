@@ -15,7 +15,7 @@ MOST = {
     "bench": 8_138,
     "builtin": 900,
     "cache": 2_368,
-    "cli": 3_127,
+    "cli": 3_143,
     "clients": 572,
     "doctor": 689,
     "engine": 9_046,

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
+import os
 from pathlib import Path
 
 import click
 
+from asyncinfer.cli.model import shipped
+from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import EXAMPLES, GROUPS, NAMED_MODELS, Examined, examine, pulled
 from asyncinfer.plugins import PluginInfo
 from asyncinfer.plugins import models as families
@@ -27,11 +30,11 @@ __all__ = ["models"]
 @click.option("--json", is_flag=True, help="Print JSON.")
 def models(folder: Path | None, check: bool, follow_symlinks: bool, json: bool) -> int:
     """List the models that can be fetched by name and the architectures that can be loaded, by
-    groups, each shipped one with a checkpoint that has it; or look at the checkpoint in FOLDER, or
-    at a GGUF file, and say whether it can be loaded, and if not, what is missing. Reads headers
-    only. A config.json will do."""
+    groups, each shipped one with a checkpoint that has it; or look at the checkpoint in FOLDER, at
+    a GGUF file, or at a model by its name that is here, and say whether it can be loaded, and if
+    not, what is missing. Reads headers only. A config.json will do."""
     if folder is not None:
-        found = examine(folder, follow_symlinks=follow_symlinks)
+        found = examine(_place(folder), follow_symlinks=follow_symlinks)
         click.echo(_as_json(found) if json else _as_text(found))
         return 1 if found.problems else 0
     if check:
@@ -63,16 +66,29 @@ def models(folder: Path | None, check: bool, follow_symlinks: bool, json: bool) 
         click.echo(f"  sha256 {model.sha256}")
     width = max(len(info.name) for info in known)
     added = [info for info in known if info.name not in EXAMPLES]
-    shipped = {info.name: info for info in known if info.name in EXAMPLES}
+    ours = {info.name: info for info in known if info.name in EXAMPLES}
     for group, members in GROUPS.items():
         click.echo(f"\nArchitectures: {group}")
         for name in members:
-            _tell(shipped[name], width, f" ({members[name]})")
+            _tell(ours[name], width, f" ({members[name]})")
     if added:
         click.echo("\nArchitectures of other packages")
     for info in added:
         _tell(info, width)
     return 0
+
+
+def _place(model: Path) -> Path:
+    """Where a model is that is named, if nothing here is called so. Raises `ModelLoadError`."""
+    name = str(model)
+    if os.path.exists(name):
+        return model
+    if name not in NAMED_MODELS:
+        return Path(shipped(name))
+    path = pulled(NAMED_MODELS[name])
+    if path is None:
+        raise ModelLoadError(f"is not here: asyncinfer pull {name} fetches it", file=name)
+    return path
 
 
 def _tell(info: PluginInfo, width: int, example: str = "") -> None:

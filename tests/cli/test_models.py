@@ -52,6 +52,23 @@ def test_a_checkpoint_that_can_be_loaded(capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["supported"] is True
 
 
+def test_a_model_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("embedded") == 0
+    assert capsys.readouterr().out.startswith("LlamaForCausalLM: can be loaded\n")
+    for here in (None, DRAFT_PATH):
+        monkeypatch.setattr("asyncinfer.cli.models.pulled", lambda model, here=here: here)
+        assert run("smollm2") == (1 if here is None else 0)
+        told = capsys.readouterr()
+        assert ("asyncinfer pull smollm2" in told.err) is (here is None)
+    # What is called so in the working directory comes first.
+    (tmp_path / "smollm2").mkdir()
+    assert run("smollm2") == 1
+    assert "config.json" in capsys.readouterr().err
+
+
 def test_a_checkpoint_that_cannot(tmp_path: Path, capsys: Capture) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((DRAFT_PATH / name).read_bytes())
