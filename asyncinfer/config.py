@@ -241,28 +241,26 @@ HEAD: Final = "eagle3"
 MOST_RUNNING: Final = 65_536
 MOST_ADAPTERS: Final = 4096
 MOST_ADAPTER_RANK: Final = 4096
-#: What options without a bound of their own may be at most: counts of 64 bits.
-MOST_COUNT: Final = 2**63 - 1
-#: Options that are integers from 1 on, and the most of them.
-_COUNTS: Final[dict[str, int]] = {
-    "block_size": MOST_COUNT,
-    "state_interval": MOST_COUNT,
+#: Options that are integers from 1 on, and the most of those that memory is reserved for at once.
+_COUNTS: Final[dict[str, int | None]] = {
+    "block_size": None,
+    "state_interval": None,
     "max_running": MOST_RUNNING,
-    "max_requests": MOST_COUNT,
-    "max_held_bytes": MOST_COUNT,
-    "max_step_tokens": MOST_COUNT,
+    "max_requests": None,
+    "max_held_bytes": None,
+    "max_step_tokens": None,
     "max_adapter_rank": MOST_ADAPTER_RANK,
     "buffer": MAX_BUFFER,
-    "max_prompt_chars": MOST_COUNT,
+    "max_prompt_chars": None,
 }
 #: Tokens of the smallest context: one of a prompt and one of an answer.
 LEAST_CONTEXT: Final = 2
-_OPTIONAL_COUNTS: Final[dict[str, int]] = {
+_OPTIONAL_COUNTS: Final[dict[str, int | None]] = {
     "cpu_threads": 1024,
-    "kv_bytes": MOST_COUNT,
-    "adapter_bytes": MOST_COUNT,
-    "max_context": MOST_COUNT,
-    "overlap": MOST_COUNT,
+    "kv_bytes": None,
+    "adapter_bytes": None,
+    "max_context": None,
+    "overlap": None,
 }
 _CHOICES: Final = {
     "on_full": get_args(OnFull),

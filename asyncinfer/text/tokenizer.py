@@ -162,7 +162,8 @@ class Tokenizer:
 
     def special_id(self, text: str) -> int | None:
         """The id of the special token `text`; None if there is none."""
-        token_id: int | None = self._backend.token_to_id(text)
+        # Not by the library, which has a text keep its bytes in UTF-8 for as long as it lives.
+        token_id = self.added_tokens.get(text)
         return token_id if token_id in self.special_ids else None
 
     def encode_inner(self, text: str, field: str = "prompt") -> list[int]:

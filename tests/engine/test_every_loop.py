@@ -212,7 +212,7 @@ def _truncated(folder: Path) -> None:
 
 def _more_tokens(folder: Path) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 9999, "content": "<x>"})
+    tokenizer["model"]["vocab"]["odd"] = 9999
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
 
 

@@ -175,8 +175,8 @@ def test_the_possible_beginning_of_a_stop_string_is_text_when_a_stream_fails() -
 def test_what_waits_is_merged_by_answer(most: int) -> None:
     queue = Coalescing(most)
     for number in range(12):
-        reason = "length" if number >= 10 else None
-        queue.append((f"{number}\r\n", (number,), (), number % 2, reason))
+        reason = "stop" if number >= 10 else None
+        queue.append((f"{number}\r\n", (number,), (), number % 2, reason, reason and "a"))
     assert len(queue) == min(12, most + 2)
     found: dict[int, list[int]] = {0: [], 1: []}
     texts = ""
@@ -189,11 +189,11 @@ def test_what_waits_is_merged_by_answer(most: int) -> None:
     assert found == {0: list(range(0, 12, 2)), 1: list(range(1, 12, 2))}
     assert sorted(texts.split()) == sorted(map(str, range(12)))
     assert "\r\n" in texts
-    assert [chunk[4] for chunk in taken[-2:]] == ["length", "length"]
+    assert [chunk[4:] for chunk in taken[-2:]] == [("stop", "a"), ("stop", "a")]
     with pytest.raises(IndexError):
         queue.popleft()
-    queue.append(("x", (7,), (), 0, None))
-    assert queue.popleft() == ("x", (7,), (), 0, None)
+    queue.append(("x", (7,), (), 0, None, None))
+    assert queue.popleft() == ("x", (7,), (), 0, None, None)
 
 
 # fault 4

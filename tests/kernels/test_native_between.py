@@ -186,7 +186,7 @@ def test_code_for_arm_is_what_llvm_reads() -> None:
 def test_a_kernel_that_is_wrong_is_not_used(name: str) -> None:
     kernels = between_kernels()
     assert kernels is not None
-    assert is_right(kernels)
+    assert is_right(kernels, FLOAT)
 
     class Wrong(BetweenKernels):
         def __init__(self) -> None:
@@ -198,7 +198,7 @@ def test_a_kernel_that_is_wrong_is_not_used(name: str) -> None:
                 (lambda x, *more: function(1.01 * x + 0.01, *more)) if asked == name else function
             )
 
-    assert not is_right(Wrong())
+    assert not is_right(Wrong(), FLOAT)
 
 
 def test_heads_are_written_where_slots_say() -> None:

@@ -171,10 +171,11 @@ class BetweenKernels:
         return self._plain(x) and x.is_contiguous()
 
 
-def between_kernels(dtype: torch.dtype = torch.float32) -> BetweenKernels | None:
-    """The operators for this dtype, compiled by their first caller. None without `llvmlite`, on
-    other processors, where torch's threads cannot be used, and after a failed trial."""
-    target, region = host(), parallel_region()
+def between_kernels(dtype: torch.dtype | None = None) -> BetweenKernels | None:
+    """The operators for this dtype (None: float32), compiled by their first caller. None without
+    `llvmlite`, on other processors, where torch's threads cannot be used, and after a failed
+    trial."""
+    dtype, target, region = dtype or torch.float32, host(), parallel_region()
     if target is None or region is None or str(dtype) not in _DTYPES:
         return None
     with _lock:
@@ -191,7 +192,7 @@ def trusted_kernels(dtype: torch.dtype, target: Host, region: int) -> BetweenKer
     return kernels if is_right(kernels, dtype) else None
 
 
-def is_right(kernels: BetweenKernels, dtype: torch.dtype = torch.float32) -> bool:
+def is_right(kernels: BetweenKernels, dtype: torch.dtype) -> bool:
     """Whether a few rows agree with torch's results."""
     generator = torch.Generator().manual_seed(6)
 

@@ -46,7 +46,7 @@ class BlockedKernel:
         """`x W^T` `[rows, outputs]`, of the dtype of `x` `[rows, inputs]`. `place`: the address of
         W's blocks of `block` bytes, see `blocked_code`."""
         rows = (x if self.pairs else widened(x)).contiguous()
-        y = empty(x.shape[0], outputs)
+        y = empty(x.shape[0], outputs, dtype=rows.dtype)
         shared = outputs * inputs > _SHARED
         sizes = outputs, inputs, block, x.shape[0], torch.get_num_threads() if shared else 1, 0
         places = place, rows.data_ptr(), y.data_ptr()

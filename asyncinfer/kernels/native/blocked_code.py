@@ -26,7 +26,8 @@ TILE_ROWS = 6
 #: Rows of x that a thread takes at a time: a multiple of a tile's, and few enough that threads end
 #: at about the same time.
 _TURN = 96
-#: Inputs after which sums go to memory. A multiple of 4.
+#: Inputs after which sums go to memory, a multiple of 4; twice as many where one instruction
+#: multiplies two, which takes as long.
 _DEPTH = 64
 #: Bytes of a row's sums.
 _SUM_BYTES = 4 * OUTPUTS
@@ -47,7 +48,7 @@ def blocked_code(dtype: str, lanes: int, *, pairs: bool) -> str:
     `dtype`, in blocks of `OUTPUTS` outputs and `block` bytes: float32 `[inputs, OUTPUTS]`, bfloat16
     `[inputs / 2, OUTPUTS, 2]`. `outputs` is a multiple of `OUTPUTS`, `inputs` of 4. `next` is 0.
 
-    With `pairs`, `x` and W are bfloat16, and one instruction multiplies two inputs (`vdpbf16ps`).
+    With `pairs`, all of them are bfloat16, and one instruction multiplies two inputs (`vdpbf16ps`).
     """
     return _BlockedCode(dtype, lanes, pairs).text()
 
@@ -56,12 +57,13 @@ class _BlockedCode(Assembly):
     def __init__(self, dtype: str, lanes: int, pairs: bool) -> None:
         super().__init__("blocked", lanes, FIELDS)
         self._halves, self._pairs = dtype == "bfloat16", pairs
-        #: Bytes of a number of x.
+        #: Bytes of a number of x and of y.
         self._x_bytes = 2 if pairs else 4
         if pairs:
             kinds = [self.floats, self.halves, self.halves]
             name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
             self._product = self.declare(name, self.floats, *kinds)
+        self._depth = 2 * _DEPTH if pairs else _DEPTH
         #: Bytes of one input's numbers in a block.
         self._input_bytes = OUTPUTS * (2 if self._halves else 4)
 
@@ -102,18 +104,20 @@ class _BlockedCode(Assembly):
         first = b.mul(turn, self.integer(_TURN))
         count = self._least(b, self.integer(_TURN), b.sub(rows, first))
         x_bytes = b.mul(inputs, self.integer(self._x_bytes))
-        y_bytes = b.mul(outputs, self.integer(4))
-        into = self.at(b, y, b.mul(column, self.integer(_SUM_BYTES)))
+        y_bytes = b.mul(outputs, self.integer(self._x_bytes))
+        into = self.at(b, y, b.mul(column, self.integer(OUTPUTS * self._x_bytes)))
 
         def some(start: Any) -> None:
-            """Add the products of `_DEPTH` inputs."""
-            depth = self._least(b, self.integer(_DEPTH), b.sub(inputs, start))
+            """Add the products of `self._depth` inputs."""
+            depth = self._least(b, self.integer(self._depth), b.sub(inputs, start))
             numbers = self.at(b, own, b.mul(start, self.integer(self._input_bytes)))
-            more = b.icmp_signed("<", b.add(start, self.integer(_DEPTH)), inputs)
-            on = self.at(b, numbers, self.integer(_DEPTH * self._input_bytes))
+            more = b.icmp_signed("<", b.add(start, self.integer(self._depth)), inputs)
+            on = self.at(b, numbers, self.integer(self._depth * self._input_bytes))
             ahead = b.select(more, on, coming)
             columns = self.at(b, x, b.mul(start, self.integer(self._x_bytes)))
-            bytes_of = b.select(more, self.integer(_SUM_BYTES), y_bytes)
+            # Sums become bfloat16 when all are whole.
+            again = self.ir.Constant(self.bit, 1) if self._pairs else more
+            bytes_of = b.select(again, self.integer(_SUM_BYTES), y_bytes)
 
             def group(row: Any) -> None:
                 left = b.sub(count, row)
@@ -122,7 +126,7 @@ class _BlockedCode(Assembly):
                 places = (
                     self.at(b, columns, b.mul(number, x_bytes)),
                     old,
-                    b.select(more, old, self.at(b, into, b.mul(number, y_bytes))),
+                    b.select(again, old, self.at(b, into, b.mul(number, y_bytes))),
                 )
                 several = self._least(b, self.integer(TILE_ROWS), left)
                 for size, tile in enumerate(tiles, 1):
@@ -131,7 +135,17 @@ class _BlockedCode(Assembly):
 
             self.each(b, self.integer(0), count, TILE_ROWS, group)
 
-        self.each(b, self.integer(0), inputs, _DEPTH, some)
+        self.each(b, self.integer(0), inputs, self._depth, some)
+        if self._pairs:
+
+            def narrow(row: Any) -> None:
+                sums = self.at(b, kept, b.mul(row, self.integer(_SUM_BYTES)))
+                place = self.at(b, into, b.mul(b.add(first, row), y_bytes))
+                for at in range(0, OUTPUTS, self.lanes):
+                    halves = self.rounded(b, self.load(b, sums, self.integer(at)), at_once=True)
+                    b.store(halves, self.at(b, place, self.integer(2 * at)), align=2)
+
+            self.each(b, self.integer(0), count, 1, narrow)
         index.add_incoming(following, b.block)
         b.branch(fetch)
         return function
