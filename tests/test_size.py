@@ -37,7 +37,7 @@ MOST = {
     "server": 3_507,
     "speculation": 1_052,
     "telemetry": 600,
-    "testing": 9_961,
+    "testing": 9_962,
     "text": 3_541,
     "tools": 2_879,
     "weights": 3_248,

@@ -117,6 +117,7 @@ class Ends:
             return float("inf")
         # The engine counts at most one look's seconds of a time in which nothing ran.
         counted = 1.0
-        gone = [seconds - counted for at, seconds in self._world.state.jumps if last <= at <= end]
+        # One that began at its end came after it.
+        gone = [seconds - counted for at, seconds in self._world.state.jumps if last <= at < end]
         doubt = counted if gone else LATE
         return end - last - sum(seconds for seconds in gone if seconds > 0) + doubt
