@@ -149,11 +149,8 @@ class OutputStream(TokenSink):
             text, found = self.stops.push(text, self.count >= self.request.params.min_tokens)
             if found is not None:
                 message = self.request.message
-                return (
-                    text,
-                    "stop",
-                    found if message is None else message.delimiters.unmarked(found),
-                )
+                stop = found if message is None else message.delimiters.unmarked(found)
+                return text, "stop", stop
             if reason is not None:
                 text += self.stops.flush()
         return text, reason, stop

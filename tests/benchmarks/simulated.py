@@ -5,8 +5,8 @@ python -m benchmarks.simulated docs/benchmarks/simulation.json run.json ...
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,4 +44,8 @@ def total(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    add_runs(Path(sys.argv[1]), [Path(path) for path in sys.argv[2:]])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("record", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
+    given = parser.parse_args()
+    add_runs(given.record, given.runs)
