@@ -102,9 +102,9 @@ def native_prefill(
 ) -> PrefillKernel | None:
     """The native code for a chunk of a prompt, compiled by its first caller; None where torch is to
     attend."""
-    if device.type != "cpu" or not has_faster_product(dtype):
+    if device.type != "cpu" or not (has_faster_product(dtype) or dtype is torch.bfloat16):
         return None
-    return prefill_kernel(head_dim, group, scale)
+    return prefill_kernel(head_dim, group, scale, dtype)
 
 
 def prefill_rows(

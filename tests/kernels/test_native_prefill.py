@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -21,6 +21,18 @@ pytestmark = pytest.mark.skipif(prefill_kernel(64, 1, 1.0) is None, reason="no k
 KV_HEADS, SCALE = 2, 0.3
 
 
+def has_pairs() -> bool:
+    """Whether one instruction multiplies pairs of bfloat16 numbers."""
+    here = host()
+    return here is not None and here.rounds
+
+
+DTYPES = [
+    torch.float32,
+    pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not has_pairs(), reason="no pairs")),
+]
+
+
 @dataclass
 class Prompt:
     q: torch.Tensor
@@ -30,7 +42,7 @@ class Prompt:
 
     def attend(self, kernel: PrefillKernel, first: int = 0) -> torch.Tensor:
         """Of the tokens from this one on."""
-        out = torch.full(self.q[first:].shape, float("nan"))
+        out = torch.full(self.q[first:].shape, float("nan"), dtype=self.q.dtype)
         kernel(self.q[first:], self.k, self.v, self.start + first, out)
         return out
 
@@ -43,20 +55,32 @@ class Prompt:
         return found.permute(2, 0, 1, 3).reshape(tokens, heads, head_dim)
 
 
-def prompt(tokens: int, start: int, head_dim: int, group: int, size: float = 1.0) -> Prompt:
+def prompt(
+    tokens: int,
+    start: int,
+    head_dim: int,
+    group: int,
+    size: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+) -> Prompt:
     generator = torch.Generator().manual_seed(tokens + start)
     q, k, v = (
-        size * torch.randn(*shape, head_dim, generator=generator)
+        (size * torch.randn(*shape, head_dim, generator=generator)).to(dtype)
         for shape in ((tokens, KV_HEADS * group), *[(KV_HEADS, start + tokens)] * 2)
     )
     return Prompt(q, k, v, start)
 
 
-def kernel_for(head_dim: int, group: int, target: Host | None = None) -> PrefillKernel:
+def kernel_for(
+    head_dim: int,
+    group: int,
+    target: Host | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> PrefillKernel:
     target, region = target or host(), parallel_region()
     assert target is not None
     assert region is not None
-    return PrefillKernel(head_dim, group, SCALE, target, region)
+    return PrefillKernel(head_dim, group, SCALE, target, region, dtype)
 
 
 def narrow() -> Host:
@@ -84,8 +108,24 @@ def test_tokens_are_torchs(head_dim: int, group: int, wide: bool) -> None:
         )
 
 
-def test_other_tokens_and_threads_do_not_change_a_bit() -> None:
-    given, kernel, count = prompt(300, 30, 64, 3), kernel_for(64, 3), torch.get_num_threads()
+@pytest.mark.skipif(not has_pairs(), reason="no instruction for pairs of bfloat16")
+@pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (96, 1), (128, 7), (256, 2)])
+def test_tokens_in_bfloat16(head_dim: int, group: int) -> None:
+    kernel = kernel_for(head_dim, group, dtype=torch.bfloat16)
+    # Among them odd numbers of keys, of a span and of a whole prompt.
+    for tokens, start in ((1, 0), (6, 1), (TILE + 1, 0), (41, SPAN - 20), (3, SPAN), (70, 451)):
+        given = prompt(tokens, start, head_dim, group, dtype=torch.bfloat16)
+        found = given.attend(kernel)
+        assert found.dtype is torch.bfloat16
+        right = given.right()
+        # The results' rounding, and that of the weights.
+        torch.testing.assert_close(found.double(), right, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_other_tokens_and_threads_do_not_change_a_bit(dtype: torch.dtype) -> None:
+    given, kernel = prompt(300, 30, 64, 3, dtype=dtype), kernel_for(64, 3, dtype=dtype)
+    count = torch.get_num_threads()
     whole = given.attend(kernel)
     # Keys that no token before them sees.
     assert torch.equal(given.attend(kernel, 101), whole[101:])
@@ -99,10 +139,12 @@ def test_other_tokens_and_threads_do_not_change_a_bit() -> None:
         set_thread_count(count)
 
 
-def test_strided_heads_and_large_scores() -> None:
-    given, kernel = prompt(130, 200, 64, 3, size=2.0), kernel_for(64, 3)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strided_heads_and_large_scores(dtype: torch.dtype) -> None:
+    given, kernel = prompt(130, 200, 64, 3, 2.0, dtype), kernel_for(64, 3, dtype=dtype)
     whole = given.attend(kernel)
-    torch.testing.assert_close(whole.double(), given.right(), rtol=1e-4, atol=1e-4)
+    off = 1e-4 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(whole.double(), given.right(), rtol=off, atol=off)
     # As a cache and packed projections have them.
     given.k = given.k.transpose(0, 1).contiguous().transpose(0, 1)
     given.v = torch.cat((given.v, given.v), 1)[:, : given.k.shape[1]]
@@ -116,6 +158,10 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     kernel = kernel_for(64, 1)
     assert is_right(kernel, 64, 1, SCALE)
     assert not is_right(kernel, 64, 1, 1.1 * SCALE)
+    if has_pairs():
+        kernel = kernel_for(64, 1, dtype=torch.bfloat16)
+        assert is_right(kernel, 64, 1, SCALE, torch.bfloat16)
+        assert not is_right(kernel, 64, 1, 1.1 * SCALE, torch.bfloat16)
     monkeypatch.setattr(module, "is_right", lambda *_: False)
     assert prefill_kernel(64, 1, 0.77) is None
 
@@ -123,6 +169,11 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_there_is_no_code_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for about in ((60, 1, 1.0), (64, TILE + 1, 1.0), (64, 1, 0.0)):
         assert prefill_kernel(*about) is None
+    here = host()
+    assert here is not None
+    for target in (replace(here, rounds=False), replace(here, tiles=True)):
+        monkeypatch.setattr(module, "host", lambda target=target: target)
+        assert prefill_kernel(64, 1, 0.78, torch.bfloat16) is None
     monkeypatch.setattr(module, "host", lambda: None)
     assert prefill_kernel(64, 1, 0.78) is None
 

@@ -120,6 +120,11 @@ class Assembly:
         """Store a vector of float32 numbers, from `number` on."""
         b.store(vector, self.at(b, floats, b.mul(number, self.integer(4))), align=4)
 
+    def one(self, b: Any, floats: Any, number: Any) -> Any:
+        """The float32 with this number in `floats`, in every lane."""
+        place = self.at(b, floats, b.mul(number, self.integer(4)))
+        return self.everywhere(b, b.load(place, typ=self.float, align=4))
+
     def wide(self, b: Any, pointer: Any, dtype: str) -> Any:
         """A vector of "float32", "bfloat16" or "float16" numbers, as float32."""
         if dtype == "float32":

@@ -44,6 +44,8 @@ class Host:
     spreads: bool
     #: Whether one instruction rounds numbers to bfloat16 (`vcvtneps2bf16`).
     rounds: bool = False
+    #: Whether it has units that multiply matrices of bfloat16 numbers (AMX).
+    tiles: bool = False
 
 
 @functools.cache
@@ -73,8 +75,8 @@ def host_of(machine: str, features: Mapping[str, bool]) -> Host | None:
         return None
     if features.get("avx512f") and features.get("avx512bw"):
         spreads = bool(features.get("avx512vbmi"))
-        rounds = bool(features.get("avx512bf16"))
-        return Host(flags, 16, 4, tables=True, permutes=True, spreads=spreads, rounds=rounds)
+        more = {"rounds": bool(features.get("avx512bf16")), "tiles": bool(features.get("amx-bf16"))}
+        return Host(flags, 16, 4, tables=True, permutes=True, spreads=spreads, **more)
     return Host(flags, lanes=8, batch=3, tables=False, permutes=True, spreads=False)
 
 

@@ -14,10 +14,11 @@ __all__ = ["key_layout", "span_lines"]
 _LINE: Final = 64
 
 
-def key_layout(a: Assembly, head_dim: int, block: int) -> Any:
+def key_layout(a: Assembly, words: int, block: int) -> Any:
     """A function `lay(keys, step, last, laid)`: lay out the keys up to the one numbered `last`,
-    which are `step` bytes apart, as float32 `[blocks, head_dim, block]`. The last key fills its
-    block. `head_dim` and `block` are multiples of the vectors' numbers."""
+    which are `step` bytes apart, as words of 32 bits `[blocks, words, block]`: float32 numbers, or
+    pairs of bfloat16 numbers. The last key fills its block. `words` and `block` are multiples of
+    the vectors' numbers."""
     function, b = a.begin("lay", a.pointer, a.i64, a.i64, a.pointer)
     function.attributes.add("noinline")
     keys, step, last, laid = function.args
@@ -30,7 +31,7 @@ def key_layout(a: Assembly, head_dim: int, block: int) -> Any:
             this = b.select(b.icmp_signed("<", this, last), this, last)
             rows.append(a.at(b, keys, b.mul(this, step)))
         inside = b.srem(key, keys_of_block)
-        begin = b.mul(b.sub(key, inside), a.integer(head_dim))
+        begin = b.mul(b.sub(key, inside), a.integer(words))
         into = a.at(b, laid, b.mul(b.add(begin, inside), a.integer(4)))
 
         def numbers(b: Any, number: Any, _: Sequence[Any]) -> Sequence[Any]:
@@ -39,7 +40,7 @@ def key_layout(a: Assembly, head_dim: int, block: int) -> Any:
                 a.store(b, column, into, b.mul(b.add(number, a.integer(index)), keys_of_block))
             return []
 
-        a.loop(b, a.integer(head_dim), a.lanes, numbers, [])
+        a.loop(b, a.integer(words), a.lanes, numbers, [])
         return []
 
     whole = b.mul(b.add(b.sdiv(last, keys_of_block), a.integer(1)), keys_of_block)
@@ -49,12 +50,12 @@ def key_layout(a: Assembly, head_dim: int, block: int) -> Any:
 
 
 def span_lines(
-    a: Assembly, b: Any, index: Any, ahead: Sequence[Any], keys_step: Any, head_dim: int
+    a: Assembly, b: Any, index: Any, ahead: Sequence[Any], keys_step: Any, words: int
 ) -> list[Any]:
     """What the rows numbered `index` fetch of the next span, one line at each key: the first line's
     address, and the bytes to that of the next key. `ahead` are the next span's keys and values. The
     first rows fetch the keys, a line of each, others the values."""
-    each = 4 * head_dim
+    each = 4 * words
     count = a.integer(max(1, each // _LINE))
     of_keys = b.icmp_signed("<", index, count)
     number = b.select(of_keys, index, b.sub(index, count))

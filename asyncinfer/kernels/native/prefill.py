@@ -15,6 +15,7 @@ from asyncinfer.kernels.native.prefill_code import (
     prefill_code,
     scratch_numbers,
 )
+from asyncinfer.kernels.native.prefill_pairs_code import pairs_code, pairs_scratch
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = ["PrefillKernel", "is_right", "prefill_kernel"]
@@ -30,29 +31,40 @@ _lock = threading.Lock()
 
 
 class PrefillKernel:
-    """Attention of many tokens of one sequence, in float32. Each token and head is computed by
-    itself, so neither others nor the number of threads change a bit of the result."""
+    """Attention of many tokens of one sequence, in float32 or bfloat16. Each token and head is
+    computed by itself, so neither others nor the number of threads change a bit of the result."""
 
     __slots__ = ("_attend", "_group", "_scratch")
 
-    def __init__(self, head_dim: int, group: int, scale: float, target: Host, region: int) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        group: int,
+        scale: float,
+        target: Host,
+        region: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         """`group`: query heads for each KV head; `region`: the address of `GOMP_parallel`. Raises
         `RuntimeError` where the code cannot be made."""
-        self._group, self._scratch = group, scratch_numbers(head_dim)
+        pairs = dtype is torch.bfloat16
+        self._group = group
+        self._scratch = (pairs_scratch if pairs else scratch_numbers)(head_dim)
         about = head_dim, group, target.lanes, scale
-        what, text = f"prefill {about}", functools.partial(prefill_code, *about)
+        text = functools.partial(pairs_code if pairs else prefill_code, *about)
+        what = f"prefill {about}{', pairs' if pairs else ''}"
         (address,) = compiled(what, text, target, ("attend",), {"GOMP_parallel": region})
         self._attend = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, out: torch.Tensor
     ) -> None:
-        """Fill `out` with the causal attention of `q` to `k` and `v`, all float32.
+        """Fill `out` with the causal attention of `q` to `k` and `v`, all of the kernel's dtype.
 
         `q` and `out` are `[tokens, heads, head_dim]`, and the heads of a token of `out` lie side by
         side. `k` and `v` are `[kv_heads, start + tokens, head_dim]`; the first token is at `start`.
         """
-        tokens, kv_heads, keys, head_dim = len(q), *k.shape
+        tokens, size, kv_heads, keys, head_dim = len(q), q.itemsize, *k.shape
         if q.stride()[1:] != (head_dim, 1):
             q = q.contiguous()
         if k.stride(2) != 1:
@@ -73,9 +85,9 @@ class PrefillKernel:
             tile,
             tiles,
             tiles * kv_heads,
-            *(4 * each.stride(0) for each in (q, out, k)),
-            4 * k.stride(1),
-            4 * values.stride(0),
+            *(size * each.stride(0) for each in (q, out, k)),
+            size * k.stride(1),
+            size * values.stride(0),
             threads,
             0,
             0,
@@ -84,27 +96,40 @@ class PrefillKernel:
 
 
 @functools.lru_cache(maxsize=256)
-def prefill_kernel(head_dim: int, group: int, scale: float) -> PrefillKernel | None:
+def prefill_kernel(
+    head_dim: int, group: int, scale: float, dtype: torch.dtype = torch.float32
+) -> PrefillKernel | None:
     """The kernel for heads of this width and `group` query heads for each KV head, compiled by its
     first caller. None without `llvmlite`, on other processors, where torch's threads cannot be
-    used, if a head is no multiple of the processor's vectors, and if a trial is wrong."""
+    used, if a head is no multiple of the processor's vectors, and if a trial is wrong. For bfloat16
+    the processor must multiply pairs of its numbers, and have no matrix units, which torch uses."""
     target, region = host(), parallel_region()
-    if target is None or region is None or head_dim % target.lanes or group > TILE or scale <= 0:
+    if target is None or region is None or group > TILE or scale <= 0:
+        return None
+    pairs = dtype is torch.bfloat16
+    if head_dim % (2 * target.lanes if pairs else target.lanes):
+        return None
+    if pairs and (not target.rounds or target.tiles):
         return None
     with _lock:
-        return trusted_kernel(head_dim, group, scale, target, region)
+        return trusted_kernel(head_dim, group, scale, target, region, dtype)
 
 
 @functools.cache
 def trusted_kernel(
-    head_dim: int, group: int, scale: float, target: Host, region: int
+    head_dim: int,
+    group: int,
+    scale: float,
+    target: Host,
+    region: int,
+    dtype: torch.dtype = torch.float32,
 ) -> PrefillKernel | None:
     """The kernel, if its code compiles and a trial is right."""
     try:
-        kernel = PrefillKernel(head_dim, group, scale, target, region)
+        kernel = PrefillKernel(head_dim, group, scale, target, region, dtype)
     except RuntimeError:
         return None
-    return kernel if is_right(kernel, head_dim, group, scale) else None
+    return kernel if is_right(kernel, head_dim, group, scale, dtype) else None
 
 
 def _tile(tokens: int, most: int, kv_heads: int, threads: int) -> int:
@@ -116,20 +141,28 @@ def _tile(tokens: int, most: int, kv_heads: int, threads: int) -> int:
     return -(-tokens // tiles)
 
 
-def is_right(kernel: PrefillKernel, head_dim: int, group: int, scale: float) -> bool:
+def is_right(
+    kernel: PrefillKernel,
+    head_dim: int,
+    group: int,
+    scale: float,
+    dtype: torch.dtype = torch.float32,
+) -> bool:
     """Whether a few tokens agree with torch's results."""
     generator = torch.Generator().manual_seed(7)
     kv_heads, start, tokens = 2, 250, 40
 
     def some(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32)
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
 
     q, keys = some(tokens, kv_heads * group, head_dim), start + tokens
     k, v = some(kv_heads, keys, head_dim), some(kv_heads, keys, head_dim)
     found = torch.empty_like(q)
     kernel(q, k, v, start, found)
+    q, k, v = q.float(), k.float(), v.float()
     ours = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     future = torch.full((tokens, keys), float("-inf"), dtype=torch.float32).triu_(start + 1)
     right = (ours @ k[:, None].mT * scale + future).softmax(-1) @ v[:, None]
     right = right.permute(2, 0, 1, 3).reshape(q.shape)
-    return bool((found - right).abs().amax() <= 1e-5 * right.abs().amax())
+    allowed = 1e-5 if dtype is torch.float32 else 1e-2
+    return bool((found - right).abs().amax() <= allowed * right.abs().amax())

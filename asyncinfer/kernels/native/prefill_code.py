@@ -2,8 +2,8 @@
 
 A row is one query head of one token. A thread takes a tile of rows of one KV head. It computes
 `ROWS` rows at once, for which registers hold the sums. It lays out the keys of a span in blocks,
-whose vectors hold the same dimension of several keys, so that nothing is summed across lanes. A row
-is computed in an order that depends neither on other rows nor on the number of threads.
+whose vectors hold the same dimension of several keys: nothing is summed across lanes. Neither other
+rows nor the number of threads change the order in which a row is computed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,18 @@ from typing import Any
 
 from asyncinfer.kernels.native.assembly import Assembly
 from asyncinfer.kernels.native.key_layout import key_layout, span_lines
+from asyncinfer.kernels.native.softmax_code import row_weights
 
-__all__ = ["FIELDS", "ROWS", "SPAN", "TILE", "block_of", "prefill_code", "scratch_numbers"]
+__all__ = [
+    "FIELDS",
+    "ROWS",
+    "SPAN",
+    "TILE",
+    "PrefillCode",
+    "block_of",
+    "prefill_code",
+    "scratch_numbers",
+]
 
 #: The arguments of a call, 64 bits each: addresses, sizes, and the counters that threads share.
 FIELDS = (
@@ -53,25 +63,28 @@ def prefill_code(head_dim: int, group: int, lanes: int, scale: float) -> str:
     - `start`: the position of the first token, which attends to the keys before it and its own.
     - `tile`: tokens of a tile, at most `TILE // group`; `tiles`: the fewest that cover all tokens;
       `items`: `tiles * kv_heads`.
-    - `scratch`: float32 `[threads, scratch_numbers(head_dim)]`.
-    - `started` and `next`: 0.
+    - `scratch`: float32 `[threads, scratch_numbers(head_dim)]`. `started` and `next`: 0.
 
     Keys are taken `SPAN` at a time, by an online softmax (Milakov and Gimelshein, 2018). `head_dim`
     is a multiple of `lanes`, `scale` is above 0, and `group` at most `TILE`.
     """
-    return _PrefillCode(head_dim, group, lanes, scale).text()
+    return PrefillCode(head_dim, group, lanes, scale).text()
 
 
-class _PrefillCode(Assembly):
-    def __init__(self, head_dim: int, group: int, lanes: int, scale: float) -> None:
+class PrefillCode(Assembly):
+    """Emits the code for float32. Subclasses for other numbers override its public methods."""
+
+    def __init__(self, head_dim: int, group: int, lanes: int, scale: float, size: int = 4) -> None:
+        """`size`: bytes of a number of queries, keys and values."""
         super().__init__("prefill", lanes, FIELDS)
         self._head_dim, self._group, self._scale = head_dim, group, scale
         self._block = block_of(lanes)
+        self._size = size
+        #: Words of 32 bits of a head.
+        self._words = head_dim * size // 4
 
     def text(self) -> str:
-        self.on_task(
-            "attend", self._work(key_layout(self, self._head_dim, self._block), self._rows())
-        )
+        self.on_task("attend", self._work(key_layout(self, self._words, self._block), self._rows()))
         return str(self.module)
 
     def _work(self, lay: Any, rows: Any) -> Any:
@@ -86,7 +99,7 @@ class _PrefillCode(Assembly):
             self.field(b, task, name) for name in FIELDS[12:15]
         )
         place = self.counted(b, task, "started")
-        size = self.integer(4 * scratch_numbers(self._head_dim))
+        size = self.integer(4 * self.scratch)
         scratch = self.at(b, scratch, b.mul(place, size))
         states = self.at(b, scratch, self.integer(4 * ROWS * SPAN))
         laid = self.at(b, states, self.integer(4 * 2 * TILE))
@@ -98,20 +111,23 @@ class _PrefillCode(Assembly):
         first = b.mul(tile, tile_tokens)
         left = b.sub(tokens, first)
         count = b.mul(b.select(b.icmp_signed("<", left, tile_tokens), left, tile_tokens), group)
-        skip = b.mul(head, self.integer(4 * self._group * self._head_dim))
+        skip = b.mul(head, self.integer(self._size * self._group * self._head_dim))
         tile_q = self.at(b, q, b.add(skip, b.mul(first, q_stride)))
         tile_out = self.at(b, out, b.add(skip, b.mul(first, out_stride)))
         keys = self.at(b, keys, b.mul(head, keys_stride))
         values = self.at(b, values, b.mul(head, values_stride))
         begin = b.add(start, first)
         last = b.add(begin, b.sdiv(b.sub(count, self.integer(1)), group))
-        size = self.integer(4 * self._head_dim)
+        size = self.integer(4 * self._words)
+        behind = self.at(b, laid, self.integer(4 * SPAN * self._words))
+        sums = self.sums_of(b, behind, tile_out)
 
         def span(b: Any, key: Any, _: Sequence[Any]) -> Sequence[Any]:
             most, highest = self.integer(SPAN - 1), b.sub(last, key)
             highest = b.select(b.icmp_signed("<", highest, most), highest, most)
             b.call(lay, [self.at(b, keys, b.mul(key, keys_step)), keys_step, highest, laid])
-            span_kv = laid, self.at(b, values, b.mul(key, size))
+            span_values = self.at(b, values, b.mul(key, size))
+            span_kv = laid, self.values_of(b, span_values, highest, behind)
             following = b.add(key, self.integer(SPAN))
             next_keys = self.at(b, keys, b.mul(following, keys_step))
             ahead = next_keys, self.at(b, values, b.mul(following, size))
@@ -129,9 +145,9 @@ class _PrefillCode(Assembly):
                     ends = b.icmp_signed("<=", seen, whole)
                     seen = b.select(ends, seen, whole)
                     strides = [q_stride, out_stride]
-                    places = [tile_q, tile_out, *span_kv, scratch, states]
+                    places = [tile_q, sums, *span_kv, scratch, states]
                     index = b.sdiv(row, self.integer(ROWS))
-                    fetched = span_lines(self, b, index, ahead, keys_step, self._head_dim)
+                    fetched = span_lines(self, b, index, ahead, keys_step, self._words)
                     about = [row, final, offset, seen, begun, ends]
                     b.call(rows, [*places, *fetched, *strides, *about])
                 return []
@@ -139,6 +155,7 @@ class _PrefillCode(Assembly):
             return self.loop(b, count, ROWS, few_rows, [])
 
         self.loop(b, b.add(last, self.integer(1)), SPAN, span, [])
+        self.finish(b, sums, tile_out, count, out_stride)
         b.branch(following)
         return function
 
@@ -162,13 +179,14 @@ class _PrefillCode(Assembly):
             kept.append(self.at(b, states, b.mul(this, self.integer(8))))
             this = b.select(b.icmp_signed("<", this, last), this, last)
             token = b.udiv(this, self.integer(self._group))
-            head = b.mul(b.urem(this, self.integer(self._group)), self.integer(4 * self._head_dim))
+            head = b.mul(b.urem(this, self.integer(self._group)), self.integer(4 * self._words))
             queries.append(self.at(b, q, b.add(b.mul(token, q_stride), head)))
-            outs.append(self.at(b, out, b.add(b.mul(token, out_stride), head)))
+            outs.append(self.sum_of(b, out, this, b.add(b.mul(token, out_stride), head)))
             limits.append(b.trunc(b.add(offset, token), self.i32))
         self._scores(b, queries, keys, scratch, seen)
+        weights = row_weights(self, self._block, self._scale, self.store_weight)
         factors = [
-            self._weights(b, self._row(b, scratch, number), limit, slot, seen, begun)
+            weights(b, self._row(b, scratch, number), limit, slot, seen, begun)
             for number, (limit, slot) in enumerate(zip(limits, kept, strict=True))
         ]
         self._sums(b, outs, values, scratch, (ahead, step), seen, begun, ends, factors)
@@ -180,16 +198,16 @@ class _PrefillCode(Assembly):
         parts = range(0, self._block, self.lanes)
 
         def block(b: Any, key: Any, _: Sequence[Any]) -> Sequence[Any]:
-            block_keys = self.at(b, keys, b.mul(key, self.integer(4 * self._head_dim)))
+            block_keys = self.at(b, keys, b.mul(key, self.integer(4 * self._words)))
 
             def number(b: Any, at: Any, sums: Sequence[Any]) -> Sequence[Any]:
                 start = b.mul(at, self.integer(self._block))
                 places = [b.add(start, self.integer(part)) for part in parts]
                 column = [self.load(b, block_keys, place) for place in places]
-                return self._products(b, [self._one(b, each, at) for each in queries], column, sums)
+                return self.products(b, [self.one(b, each, at) for each in queries], column, sums)
 
             none = [self.all(0.0)] * (ROWS * len(parts))
-            sums = [*self.loop(b, self.integer(self._head_dim), 1, number, none)]
+            sums = [*self.loop(b, self.integer(self._words), 1, number, none)]
             for index in range(ROWS):
                 into = self._row(b, scratch, index)
                 for part in parts:
@@ -197,49 +215,6 @@ class _PrefillCode(Assembly):
             return []
 
         self.loop(b, seen, self._block, block, [])
-
-    def _weights(
-        self, b: Any, row: Any, limit: Any, state: Any, seen: Any, begun: Any
-    ) -> tuple[Any, Any]:
-        """Turn a row's scores of the keys up to `limit` into their weights: exp of the score less
-        the row's highest score so far. The highest score and the weights' sum go to `state`.
-
-        Returns, in every lane, the factor for the sums of earlier spans, and the weights' sum.
-        """
-        lowest = self.all(float("-inf"))
-        lane = self.ir.Constant(self.ints, list(range(self.lanes)))
-        most = self.everywhere(b, limit)
-        # Scores were written up to the end of a block.
-        count = b.add(seen, self.integer(self._block - 1))
-        count = b.and_(count, self.integer(-self._block))
-
-        def mask(b: Any, at: Any, values: Sequence[Any]) -> Sequence[Any]:
-            number = b.add(self.everywhere(b, b.trunc(at, self.i32)), lane)
-            score = b.select(b.icmp_signed("<=", number, most), self.load(b, row, at), lowest)
-            self.store(b, score, row, at)
-            return [b.call(self.maximum, [values[0], score])]
-
-        before = b.select(begun, self._one(b, state, self.integer(0)), lowest)
-        (vector,) = self.loop(b, count, self.lanes, mask, [before])
-        highest = self.highest(b, vector)
-
-        def weigh(b: Any, at: Any, values: Sequence[Any]) -> Sequence[Any]:
-            weight = self.softmax_weight(b, b.fsub(self.load(b, row, at), highest), self._scale)
-            self.store(b, weight, row, at)
-            return [b.fadd(values[0], weight)]
-
-        (sums,) = self.loop(b, count, self.lanes, weigh, [self.all(0.0)])
-        factor = b.select(
-            begun, self.softmax_weight(b, b.fsub(before, highest), self._scale), self.all(0.0)
-        )
-        earlier = b.select(
-            begun, b.fmul(self._one(b, state, self.integer(1)), factor), self.all(0.0)
-        )
-        first = self.ir.Constant(self.i32, 0)
-        total = b.fadd(b.extract_element(earlier, first), self.total(b, sums))
-        b.store(b.extract_element(highest, first), state, align=4)
-        b.store(total, self.at(b, state, self.integer(4)), align=4)
-        return factor, self.everywhere(b, total)
 
     def _sums(
         self,
@@ -270,19 +245,51 @@ class _PrefillCode(Assembly):
                 b: Any, number: Any, sums: Sequence[Any], parts: range = parts
             ) -> Sequence[Any]:
                 if parts.start == 0:
-                    self.fetch(b, self.at(b, fetched[0], b.mul(number, fetched[1])), near=False)
+                    self.fetch_later(b, fetched, number)
                 start = b.mul(number, self.integer(self._head_dim))
                 column = [self.load(b, values, b.add(start, self.integer(part))) for part in parts]
-                ones = [self._one(b, each, number) for each in weights]
-                return self._products(b, ones, column, sums)
+                ones = [self.one(b, each, number) for each in weights]
+                return self.products(b, ones, column, sums)
 
-            sums = list(self.loop(b, seen, 1, key, before))
+            sums = list(self.loop(b, self.rows_of(b, seen), 1, key, before))
             for out, (_, total) in zip(outs, factors, strict=True):
                 by = b.select(ends, total, self.all(1.0))
                 for part in parts:
                     self.store(b, b.fdiv(sums.pop(0), by), out, self.integer(part))
 
-    def _products(
+    @property
+    def scratch(self) -> int:
+        """The float32 numbers of a thread's scratch memory."""
+        return scratch_numbers(self._head_dim)
+
+    def sums_of(self, b: Any, scratch: Any, out: Any) -> Any:
+        """Where a tile's sums lie: where its results do, or in the scratch memory."""
+        return out
+
+    def sum_of(self, b: Any, sums: Any, row: Any, place: Any) -> Any:
+        """Where the sum of this row of a tile lies; `place`: the bytes to its result."""
+        return self.at(b, sums, place)
+
+    def values_of(self, b: Any, values: Any, last: Any, scratch: Any) -> Any:
+        """The span's values up to the one numbered `last`, as `products` takes them."""
+        return values
+
+    def rows_of(self, b: Any, keys: Any) -> Any:
+        """The rows of `values_of` that so many keys have."""
+        return keys
+
+    def store_weight(self, b: Any, weight: Any, row: Any, at: Any) -> None:
+        """Store the weights of the keys from `at` on, over a row's scores."""
+        self.store(b, weight, row, at)
+
+    def fetch_later(self, b: Any, fetched: tuple[Any, Any], row: Any) -> None:
+        """Fetch what `span_lines` says, for this row of `values_of`."""
+        self.fetch(b, self.at(b, fetched[0], b.mul(row, fetched[1])), near=False)
+
+    def finish(self, b: Any, sums: Any, out: Any, rows: Any, out_stride: Any) -> None:
+        """Write the sums of a tile of so many rows to its results."""
+
+    def products(
         self, b: Any, numbers: Sequence[Any], column: Sequence[Any], sums: Sequence[Any]
     ) -> Sequence[Any]:
         """The sums after the products of each row's number and each vector were added."""
@@ -291,8 +298,3 @@ class _PrefillCode(Assembly):
 
     def _row(self, b: Any, scratch: Any, number: int) -> Any:
         return self.at(b, scratch, self.integer(4 * SPAN * number))
-
-    def _one(self, b: Any, floats: Any, number: Any) -> Any:
-        """The float32 with this number in `floats`, in every lane."""
-        place = self.at(b, floats, b.mul(number, self.integer(4)))
-        return self.everywhere(b, b.load(place, typ=self.float, align=4))
