@@ -87,6 +87,8 @@ class EngineConfig:
     #: The most threads that a step's operators use on a CPU; None takes torch's own number, or a
     #: container's quota. They use fewer while other programs keep cores busy.
     cpu_threads: int | None = None
+    #: The most bytes of copies of weights in a CPU's layout, for later starts; None keeps none.
+    weight_cache_bytes: int | None = None
     #: Hub ids only: a branch, tag or commit.
     revision: str | None = None
     #: Folders only: whether links to files outside are followed, as on volumes that models share.
@@ -189,9 +191,9 @@ class EngineConfig:
             raise InvalidConfig("max_context", self.max_context, bound)
         for name in ("stall_timeout", "drain_timeout", "sampler_timeout"):
             kept[name] = check_seconds(name, getattr(self, name))
-        for name in ("step_timeout", "step_target"):
-            if name == "step_timeout" or self.step_target is not None:
-                kept[name] = check_seconds(name, getattr(self, name), open_low=True)
+        kept["step_timeout"] = check_seconds("step_timeout", self.step_timeout, open_low=True)
+        if self.step_target is not None:
+            kept["step_target"] = check_seconds("step_target", self.step_target, open_low=True)
         kept["kv_fraction"] = check_real("kv_fraction", self.kv_fraction, 0.0, 1.0, open_low=True)
         kept["pinned_share"] = check_real("pinned_share", self.pinned_share, 0.0, 1.0)
         for name, number in kept.items():
@@ -234,9 +236,8 @@ class EngineConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
-#: The `draft` that is a layer of the model itself, and the name of its method.
+#: Methods of a draft: by a layer of the model itself, which `draft` names so; by a head beside it.
 PREDICTOR: Final = "mtp"
-#: The name of the method of a head beside the model.
 HEAD: Final = "eagle3"
 MOST_RUNNING: Final = 65_536
 MOST_ADAPTERS: Final = 4096
@@ -257,6 +258,7 @@ _COUNTS: Final[dict[str, int | None]] = {
 LEAST_CONTEXT: Final = 2
 _OPTIONAL_COUNTS: Final[dict[str, int | None]] = {
     "cpu_threads": 1024,
+    "weight_cache_bytes": None,
     "kv_bytes": None,
     "adapter_bytes": None,
     "max_context": None,

@@ -23,6 +23,10 @@ _OURS: Final = "asyncinfer"
 _WEIGHTS: Final = "asyncinfer, weights alone"
 _ENGINE: Final = "asyncinfer, engine"
 _READ: Final = "read"
+_SECOND: Final = "asyncinfer, second start"
+_BYTES: Final = "its bytes, mapped"
+#: A second start may take so many times as long as looking at each byte of the copy.
+_MOST_SECOND: Final = 1.3
 #: Opening an engine may take so many times as long as reading a quantised model's bytes.
 _MOST: Final = 1.5
 #: Shape of the random model: a layer of this width has 45 million parameters.
@@ -94,6 +98,10 @@ class LoadResult:
             found.append(Figure(f"{_ENGINE} over {_READ}: time", ratio, "x", "lower", _MOST))
             cpu = self._cpu(_ENGINE) / self._cpu(_READ)
             found.append(Figure(f"{_ENGINE} over {_READ}: CPU time", cpu, "x", "lower"))
+        if _SECOND in self.runs:
+            ratio = 1 / self._ratio(_SECOND, _BYTES)
+            label = f"{_SECOND}, over {_BYTES}: time"
+            found.append(Figure(label, ratio, "x", "lower", _MOST_SECOND))
         for name, target in (("load_file", 0.9), ("from_pretrained", 1.0)):
             if name in self.runs:
                 ratio = self._ratio(_OURS, name)
@@ -136,7 +144,7 @@ def measure_load(
         raise BenchError("layout: is of random weights; leave it out with a model")
     quantised = options.layout != "plain" or _is_quantised(options.model)
     if quantised:
-        loaders = ["asyncinfer", _ENGINE, _READ]
+        loaders = ["asyncinfer", _ENGINE, _READ, _SECOND, _BYTES]
         # The dtype that a CPU computes such models in.
         dtype = "float32" if device == "cpu" and options.dtype == "auto" else dtype
     else:
@@ -144,9 +152,10 @@ def measure_load(
             require_transformers()
         others = (_ENGINE, _READ, *(() if options.peer else ("from_pretrained",)))
         loaders = [name for name in LOADERS if name not in others]
-        if device != "cpu":
-            # Files cannot be mapped onto a GPU.
-            loaders.remove("load_file, mapped")
+    if device != "cpu":
+        # Files cannot be mapped onto a GPU.
+        mapped = ("load_file, mapped", _SECOND, _BYTES)
+        loaders = [name for name in loaders if name not in mapped]
     runs: dict[str, list[TimedLoad]] = {name: [] for name in loaders}
     with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
         warm_up, folder = Path(scratch, "tiny"), Path(options.model or Path(scratch, "model"))
@@ -168,10 +177,15 @@ def measure_load(
             elif options.model is None:
                 write_layers(_SHAPE, _layers(_SHAPE, options.megabytes), folder, dtype)
         size = _read_through(folder)
+        copies = Path(scratch, "copies")
+        if _SECOND in loaders:
+            report("writing a copy of the weights")
+            load_once(_SECOND, folder, warm_up, device, dtype, copies)
         for repetition in range(options.repeat):
             for name in loaders:
                 report(f"{name} ({repetition + 1} of {options.repeat})")
-                runs[name].append(load_once(name, folder, warm_up, device, dtype))
+                own = copies if name in (_SECOND, _BYTES) else None
+                runs[name].append(load_once(name, folder, warm_up, device, dtype, own))
     found = {name: tuple(loads) for name, loads in runs.items()}
     return LoadResult(device, dtype, size, found)
 

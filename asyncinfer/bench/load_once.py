@@ -22,11 +22,25 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["ENGINE", "LOADERS", "READ", "TimedLoad", "load_once", "weight_files"]
+__all__ = [
+    "BYTES",
+    "ENGINE",
+    "LOADERS",
+    "READ",
+    "SECOND",
+    "TimedLoad",
+    "load_once",
+    "weight_files",
+]
 
 ENGINE: Final = "asyncinfer, engine"
 READ: Final = "read"
+#: Those of a copy of the weights in a CPU's layout.
+SECOND: Final = "asyncinfer, second start"
+BYTES: Final = "its bytes, mapped"
 
+#: More than any model has.
+_MOST_COPIES: Final = 1 << 50
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR: Final = Path("/proc/self/clear_refs")
 
@@ -43,17 +57,26 @@ class TimedLoad:
     peak_bytes: int
 
 
-def load_once(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> TimedLoad:
+def load_once(
+    loader: str, folder: Path, warm_up: Path, device: str, dtype: str, copies: Path | None = None
+) -> TimedLoad:
     """Load `folder` by one of `LOADERS`, in a new process that has loaded `warm_up` before. So the
-    time includes neither imports nor a GPU's context, nor what `_touch` takes."""
+    time includes neither imports nor a GPU's context, nor what `_touch` takes. `copies`: where
+    `SECOND` and `BYTES` have their copies; None for others."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_load, loader, folder, warm_up, device, dtype).result()
+        return pool.submit(_load, loader, folder, warm_up, device, dtype, copies).result()
 
 
-def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> TimedLoad:
+def _load(
+    loader: str, folder: Path, warm_up: Path, device: str, dtype: str, copies: Path | None
+) -> TimedLoad:
     load = partial(LOADERS[loader], device=torch.device(device), dtype=getattr(torch, dtype))
-    load(warm_up)
+    if copies is None:
+        load(warm_up)
+    else:
+        load(warm_up, copies=copies / "warm-up")
+        load = partial(load, copies=copies / "model")
     if device == "cpu":
         _touch(sum(path.stat().st_size for path in weight_files(folder)) * 5 // 4)
     # Else objects imported in the warm-up may be collected in the middle of the load.
@@ -173,6 +196,24 @@ def _transformers(folder: Path, *, device: torch.device, dtype: torch.dtype) -> 
     return model
 
 
+def _second(folder: Path, *, device: torch.device, dtype: torch.dtype, copies: Path) -> Any:
+    """The whole decoder, of a copy that is written where there is none."""
+    from asyncinfer.models import WeightCache, load_model
+
+    return load_model(folder, device, dtype, cache=WeightCache(_MOST_COPIES, copies))
+
+
+def _bytes(folder: Path, *, device: torch.device, dtype: torch.dtype, copies: Path) -> Any:
+    """Map the copy, and look at each of its bytes once."""
+    found = []
+    for path in copies.glob("*"):
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        found.append(torch.frombuffer(mapped, dtype=torch.int32))
+        found[-1].amax()
+    return found
+
+
 LOADERS: Final[dict[str, Callable[..., Any]]] = {
     "asyncinfer": _asyncinfer,
     "asyncinfer, weights alone": _weights,
@@ -181,6 +222,8 @@ LOADERS: Final[dict[str, Callable[..., Any]]] = {
     "from_pretrained": _transformers,
     ENGINE: _engine,
     READ: _read,
+    SECOND: _second,
+    BYTES: _bytes,
 }
 
 

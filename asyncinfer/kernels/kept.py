@@ -10,12 +10,21 @@ import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
 from platformdirs import user_cache_path
 
-__all__ = ["forget", "keep", "kept_path", "read_kept", "read_regular", "write_whole"]
+__all__ = [
+    "forget",
+    "keep",
+    "kept_path",
+    "open_regular",
+    "read_kept",
+    "read_regular",
+    "write_whole",
+]
 
 #: The most files and bytes of a folder: each version of torch, LLVM or this package adds some.
 MOST_FILES: Final = 256
@@ -52,12 +61,21 @@ def read_kept(path: Path, key: Mapping[str, str]) -> dict[str, Any] | None:
 def read_regular(path: Path, most: int) -> tuple[bytes, os.stat_result]:
     """The content and status of a regular file of at most `most` bytes. Raises `OSError` for
     anything else: reading a pipe or a device could block for ever."""
-    handle = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
-    with os.fdopen(handle, "rb") as file:
-        state = os.fstat(handle)
-        if not stat.S_ISREG(state.st_mode) or state.st_size > most:
-            raise OSError(f"{path} is no file of {most} bytes at most")
+    with open_regular(path) as file:
+        state = os.fstat(file.fileno())
+        if state.st_size > most:
+            raise OSError(f"{path} has more than {most} bytes")
         return file.read(most), state
+
+
+def open_regular(path: Path) -> FileIO:
+    """Open a regular file, following no link. Raises `OSError` for anything else, as
+    `read_regular` does."""
+    file = FileIO(os.open(path, os.O_RDONLY | _WITHOUT_WAITING))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path} is no regular file")
+    return file
 
 
 def keep(path: Path, key: Mapping[str, str], **found: object) -> None:

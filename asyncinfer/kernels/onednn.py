@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from asyncinfer.kernels.native import BlockedWeight
+from asyncinfer.kernels.onednn_memory import place_of
 from asyncinfer.kernels.threads import set_thread_count
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "linear",
     "mkl_is_fast",
     "mkl_keeps_up",
+    "read_blocked",
     "reorder",
     "reorder_is_faster",
 ]
@@ -146,11 +148,15 @@ def _native_rows(dtype: torch.dtype) -> int:
 
 
 def _read(weight: torch.Tensor, shape: tuple[int, int], most_rows: int) -> BlockedWeight | None:
-    ops = torch.ops.mkldnn
-    if not hasattr(ops, "data_ptr") or not hasattr(ops, "_nbytes"):
+    found = place_of(weight)
+    if found is None:
         return None
-    place, nbytes = ops.data_ptr(weight), ops._nbytes(weight)
-    return BlockedWeight.of(place, nbytes, shape, weight.dtype, most_rows)
+    return BlockedWeight.of(*found, shape, weight.dtype, most_rows)
+
+
+def read_blocked(weight: torch.Tensor, shape: tuple[int, int]) -> BlockedWeight | None:
+    """`blocked` without the trial, of a weight that has passed it."""
+    return _read(weight, shape, _native_rows(weight.dtype))
 
 
 def blocked(weight: torch.Tensor, shape: tuple[int, int]) -> BlockedWeight | None:
@@ -159,7 +165,7 @@ def blocked(weight: torch.Tensor, shape: tuple[int, int]) -> BlockedWeight | Non
     None where there is no such code, and where a trial product is wrong. The trial is needed since
     oneDNN does not document its layout.
     """
-    found = _read(weight, shape, _native_rows(weight.dtype))
+    found = read_blocked(weight, shape)
     if found is None:
         return None
     x = torch.randn(

@@ -22,7 +22,15 @@ from asyncinfer.models.parts import (
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.tensors import tensor_table
 from asyncinfer.models.windows import sliding_layers, windowed
-from asyncinfer.weights import NAMED_MODELS, LoadProgress, NamedModel, pull, pulled, resolve
+from asyncinfer.weights import (
+    NAMED_MODELS,
+    LoadProgress,
+    NamedModel,
+    WeightCache,
+    pull,
+    pulled,
+    resolve,
+)
 
 __all__ = [
     "EXAMPLES",
@@ -48,6 +56,7 @@ __all__ = [
     "RopeConfig",
     "ShortConvConfig",
     "TensorNames",
+    "WeightCache",
     "examine",
     "load_model",
     "load_weights",

@@ -30,31 +30,27 @@ from asyncinfer.layers import (
     unrotated,
 )
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.feed_forward import build_linear
+from asyncinfer.models.layer_weights import LayerWeights
 from asyncinfer.models.parts import IndexerConfig, LatentConfig
-from asyncinfer.quantization import as_tensor
-from asyncinfer.weights import WeightSource
 
 __all__ = ["AttentionBuilder"]
 
 
 class AttentionBuilder:
     """Loads weights in the tensor table's order. `ropes` are the model's different rotations, in
-    the order of a forward pass' angles; `storage` is the format of the weights."""
+    the order of a forward pass' angles."""
 
     def __init__(
         self,
         config: ModelConfig,
         ropes: Sequence[RopeConfig],
-        weights: WeightSource,
+        weights: LayerWeights,
         device: torch.device,
-        storage: str,
     ) -> None:
         self._config = config
         self._ropes = ropes
         self._weights = weights
         self._device = device
-        self._storage = storage
 
     def build(self, index: int, name: str, number: int | None = None) -> Attention:
         """The attention of the layer `index`, whose KV has the number `number`, or `index`."""
@@ -125,7 +121,7 @@ class AttentionBuilder:
 
     def _indexer(self, indexer: IndexerConfig, rotated: int, rope: int, name: str) -> Indexer:
         query, key = (
-            build_linear(self._weights, f"{name}.index_{part}", False, "plain")
+            self._weights.linear(f"{name}.index_{part}", False, "plain")
             for part in ("query", "key")
         )
         weight, bias = (self._tensor(f"{name}.index_norm.{part}") for part in ("weight", "bias"))
@@ -182,7 +178,7 @@ class AttentionBuilder:
         return None if temperature is None else self._config.temperatures.index(temperature)
 
     def _tensor(self, name: str) -> torch.Tensor:
-        return as_tensor(self._weights(name))
+        return self._weights.tensor(name)
 
     def _linear(self, name: str, bias: bool) -> LoraLinear:
-        return LoraLinear(build_linear(self._weights, name, bias, self._storage), name)
+        return LoraLinear(self._weights.linear(name, bias), name)

@@ -32,15 +32,10 @@ from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.eagle3 import Eagle3Head, HeadWeights
 from asyncinfer.models.embedding import Embedding
 from asyncinfer.models.layer import LayerBuilder, build_norm
+from asyncinfer.models.layer_weights import LayerWeights
 from asyncinfer.models.predictor import Predictor
-from asyncinfer.quantization import (
-    CudaLinear,
-    as_tensor,
-    has_fused_kernels,
-    held_for_rows,
-    make_linear,
-)
-from asyncinfer.weights import WeightSource
+from asyncinfer.quantization import CudaLinear, has_fused_kernels
+from asyncinfer.weights import WeightCopy, WeightSource
 
 __all__ = ["Decoder"]
 
@@ -51,24 +46,27 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        weights: WeightSource,
+        source: WeightSource,
         max_context: int | None = None,
         storage: str = "plain",
         drafting_head: HeadWeights | None = None,
+        copy: WeightCopy | None = None,
     ) -> None:
         """
         Args:
-            weights: gives each tensor of `tensor_table(config)` by name, in the table's order.
+            source: gives each tensor of `tensor_table(config)` by name, in the table's order.
             max_context: length of the longest sequence; None: `config.max_context`.
             storage: format of the layers' matrices; embedding and head stay as they are.
             drafting_head: weights for which `config` has a place; None: there is none.
+            copy: has the tensors as a CPU's layers hold them, or is given them; None: there is
+                none.
         """
         self.config = config
-        weights = arranged(config, weights)
-        embedding = held_for_rows(weights("embedding"))
+        weights = LayerWeights(arranged(config, source), storage, copy)
+        embedding = weights.rows("embedding")
         learned = None
         if config.learned_positions is not None:
-            learned = as_tensor(weights("positions"))
+            learned = weights.tensor("positions")
         self.embedding = Embedding(embedding, config.embedding_scale, learned)
         self._per_layer = self._build_per_layer(weights)
         self.device: torch.device = embedding.device
@@ -79,17 +77,15 @@ class Decoder:
         self._temperatures = config.temperatures
         self._scale = config.query_scale
         fused = isinstance(embedding, torch.Tensor) and has_fused_kernels(embedding)
-        builder = LayerBuilder(config, ropes, weights, self.device, self.dtype, fused, storage)
+        builder = LayerBuilder(config, ropes, weights, self.device, self.dtype, fused)
         count = config.num_layers - config.predicts
         self.layers = [builder.layer(index) for index in range(count)]
         #: Predicts the token after the next one; None: the model was loaded without a predictor.
         self.predictor: Predictor | Eagle3Head | None = None
         if config.predicts:
-            self.predictor = Predictor(config, weights, builder, storage)
+            self.predictor = Predictor(config, weights, builder)
         self._norm = build_norm(config, "norm", weights)
-        head = embedding if config.tied_head else weights("head.weight")
-        bias = as_tensor(weights("head.bias")) if config.head_bias else None
-        self.head = make_linear(head, bias)
+        self.head = weights.head(embedding if config.tied_head else None, config.head_bias)
         #: The layers whose inputs a drafting head gets.
         self.captures: tuple[int, ...] = ()
         #: Called after each layer of a pass.
@@ -231,15 +227,15 @@ class Decoder:
         # The predictor has no adapters.
         return self.predictor(embedded, features, replace(one, adapters=None))
 
-    def _build_per_layer(self, weights: WeightSource) -> PerLayerInputs | None:
+    def _build_per_layer(self, weights: LayerWeights) -> PerLayerInputs | None:
         config, size = self.config, self.config.per_layer_inputs
         if not size:
             return None
-        embedding = Embedding(held_for_rows(weights("per_layer.embedding")), size**0.5)
+        embedding = Embedding(weights.rows("per_layer.embedding"), size**0.5)
         return PerLayerInputs(
             embedding,
-            make_linear(weights("per_layer.projection.weight"), None),
-            make_norm(config.norm, as_tensor(weights("per_layer.norm")), None, config.norm_eps),
+            weights.linear("per_layer.projection", False, "plain"),
+            make_norm(config.norm, weights.tensor("per_layer.norm"), None, config.norm_eps),
             config.num_layers,
             config.hidden_size,
         )

@@ -10,8 +10,9 @@ from asyncinfer.layers import ForwardPass, Norm, RotaryEmbedding, make_norm
 from asyncinfer.models.attention import AttentionBuilder
 from asyncinfer.models.eagle3_config import Eagle3Config
 from asyncinfer.models.embedding import Embedding
-from asyncinfer.models.feed_forward import FeedForwardBuilder, build_linear
-from asyncinfer.quantization import Linear, PackedRows, as_tensor, make_linear
+from asyncinfer.models.feed_forward import FeedForwardBuilder
+from asyncinfer.models.layer_weights import LayerWeights
+from asyncinfer.quantization import Linear, PackedRows
 from asyncinfer.weights import WeightSource
 
 __all__ = ["Eagle3Head", "HeadWeights"]
@@ -57,7 +58,7 @@ class Eagle3Head:
             head: the model's, likewise.
             storage: the format of its matrices.
         """
-        config, weights = made_of.config, made_of.weights
+        config, weights = made_of.config, LayerWeights(made_of.weights, storage)
         self.layer = layer
         self.captures = config.captures
         #: The factor of its attention's scores.
@@ -72,23 +73,23 @@ class Eagle3Head:
         shape = config.layer
 
         def norm(part: str) -> Norm:
-            return make_norm("rms", as_tensor(weights(part)), None, shape.norm_eps)
+            return make_norm("rms", weights.tensor(part), None, shape.norm_eps)
 
         # The head does not use the model's own embedding scale.
-        rows = as_tensor(weights("embedding")) if config.own_embedding else embedding
+        rows = weights.tensor("embedding") if config.own_embedding else embedding
         self._embedding = Embedding(rows)
         self._each = [norm(f"each.{i}") for i in range(len(config.captures) * config.norm_each)]
         self._all = norm("all") if config.norm_all else None
-        self._join = build_linear(weights, "join", False, storage)
+        self._join = weights.linear("join", False)
         self._token_norm, self._hidden_norm = norm("token_norm"), norm("hidden_norm")
         assert shape.rope is not None
         self._rope_config = shape.rope
-        attention = AttentionBuilder(shape, [shape.rope], weights, device, storage)
+        attention = AttentionBuilder(shape, [shape.rope], weights, device)
         self._attention = attention.build(0, "attention", layer)
         self._mlp_norm = norm("mlp_norm")
-        self._mlp = FeedForwardBuilder(shape, weights, device, dtype, storage).build(0, "head")
+        self._mlp = FeedForwardBuilder(shape, weights, device, dtype).build(0, "head")
         self._norm = norm("norm")
-        self._head = make_linear(weights("head.weight"), None) if config.own_head else head
+        self._head = weights.linear("head", False, "plain") if config.own_head else head
         self._rope = RotaryEmbedding(shape.rope, shape.head_dim, device)
 
     def keep_within(self, max_context: int) -> None:

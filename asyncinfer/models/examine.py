@@ -18,8 +18,8 @@ from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import parse_config
 from asyncinfer.models.gguf import gguf_config
 from asyncinfer.models.leftovers import ignored_tensor
-from asyncinfer.models.load import suited
 from asyncinfer.models.remote_code import tokenizer_code
+from asyncinfer.models.suited import suited
 from asyncinfer.models.tensors import tensor_table
 from asyncinfer.plugins import models
 from asyncinfer.weights import (

@@ -28,46 +28,27 @@ from asyncinfer.layers import (
     scaled_by_expert,
 )
 from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.layer_weights import LayerWeights
 from asyncinfer.models.parts import ExpertsConfig
-from asyncinfer.quantization import (
-    GroupedLinear,
-    Linear,
-    as_tensor,
-    make_grouped_linear,
-    make_linear,
-)
-from asyncinfer.weights import WeightSource
 
-__all__ = ["FeedForwardBuilder", "build_linear"]
-
-
-def build_linear(weights: WeightSource, name: str, bias: bool, storage: str) -> Linear:
-    """The linear layer of this name in the tensor table."""
-    return make_linear(
-        weights(f"{name}.weight"),
-        as_tensor(weights(f"{name}.bias")) if bias else None,
-        storage=storage,
-    )
+__all__ = ["FeedForwardBuilder"]
 
 
 class FeedForwardBuilder:
-    """Asks for weights in the tensor table's order. `storage` is their format, except for a router
-    and a shared expert's gate: they are small, and a choice must be exact. `dtype` is the dtype of
-    the computation."""
+    """Asks for weights in the tensor table's order. A router and a shared expert's gate stay in
+    floats: they are small, and a choice must be exact. `dtype` is the dtype of the computation."""
 
     def __init__(
         self,
         config: ModelConfig,
-        weights: WeightSource,
+        weights: LayerWeights,
         device: torch.device,
         dtype: torch.dtype,
-        storage: str,
     ) -> None:
         self._config = config
         self._weights = weights
         self._device = device
         self._dtype = dtype
-        self._storage = storage
 
     def build(self, index: int, name: str) -> FeedForward:
         """The feed-forward layer after a layer's attention: an MLP, or experts."""
@@ -80,7 +61,7 @@ class FeedForwardBuilder:
             return mixture
         shared: FeedForward = self._mlp(f"{name}.shared", experts.shared_size)
         if experts.shared_gate:
-            gate = build_linear(self._weights, f"{name}.experts.shared_gate", False, "plain")
+            gate = self._weights.linear(f"{name}.experts.shared_gate", False, "plain")
             shared = gated(shared, gate)
         return added(mixture, shared)
 
@@ -91,7 +72,7 @@ class FeedForwardBuilder:
         norm, out_norm, dense_norm = (
             make_norm(
                 self._config.norm,
-                as_tensor(self._weights(f"{name}.experts.{part}")),
+                self._weights.tensor(f"{name}.experts.{part}"),
                 None,
                 self._config.norm_eps,
             )
@@ -113,7 +94,7 @@ class FeedForwardBuilder:
         config = self._config
         with_weights = learned(config.activation)
         weights = [
-            as_tensor(self._weights(f"{name}.{index}"))
+            self._weights.tensor(f"{name}.{index}")
             for index in range(0 if with_weights is None else len(with_weights.weights))
         ]
         activate = activation(config.activation, gated=config.gated_mlp, weights=weights)
@@ -130,9 +111,9 @@ class FeedForwardBuilder:
             activate = self._activation(f"{name}.activation", width)
         return Experts(
             self._router(experts, name),
-            self._grouped(f"{name}.up", experts.bias),
+            self._weights.grouped(f"{name}.up", experts.bias, experts.count),
             activate,
-            self._grouped(f"{name}.down", experts.bias),
+            self._weights.grouped(f"{name}.down", experts.bias, experts.count),
             torch.arange(experts.count, device=self._device),
             norm=norm,
             weigh_inputs=experts.weigh_inputs,
@@ -141,15 +122,15 @@ class FeedForwardBuilder:
     def _router(self, experts: ExpertsConfig, name: str) -> Route:
         norm = None
         if experts.router_norm:
-            weight = as_tensor(self._weights(f"{name}.router_norm"))
+            weight = self._weights.tensor(f"{name}.router_norm")
             # The router divides the norm's outputs by the root of their number.
             scale = self._config.hidden_size**-0.5
             norm = make_norm("rms", weight * scale, None, self._config.norm_eps)
-        linear = build_linear(self._weights, f"{name}.router", experts.router_bias, "plain")
+        linear = self._weights.linear(f"{name}.router", experts.router_bias, "plain")
         route = self._route(experts, name, linear if norm is None else followed(norm, linear))
         if not experts.expert_scale:
             return route
-        return scaled_by_expert(route, as_tensor(self._weights(f"{name}.scale")).float())
+        return scaled_by_expert(route, self._weights.tensor(f"{name}.scale").float())
 
     def _route(
         self,
@@ -170,19 +151,10 @@ class FeedForwardBuilder:
             groups=experts.groups,
             active_groups=experts.active_groups,
             group_best=experts.group_best,
-            correction=(
-                as_tensor(self._weights(f"{name}.correction")) if experts.correction else None
-            ),
+            correction=(self._weights.tensor(f"{name}.correction") if experts.correction else None),
             scale=experts.scale,
             epsilon=experts.epsilon,
         )
 
-    def _grouped(self, name: str, bias: bool) -> GroupedLinear:
-        return make_grouped_linear(
-            self._weights(f"{name}.weight"),
-            as_tensor(self._weights(f"{name}.bias")) if bias else None,
-            storage=self._storage,
-        )
-
     def _linear(self, name: str, bias: bool) -> LoraLinear:
-        return LoraLinear(build_linear(self._weights, name, bias, self._storage), name)
+        return LoraLinear(self._weights.linear(name, bias), name)

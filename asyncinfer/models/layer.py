@@ -34,21 +34,21 @@ from asyncinfer.layers import (
 )
 from asyncinfer.models.attention import AttentionBuilder
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.feed_forward import FeedForwardBuilder, build_linear
+from asyncinfer.models.feed_forward import FeedForwardBuilder
+from asyncinfer.models.layer_weights import LayerWeights
 from asyncinfer.models.mixer import build_mixer
 from asyncinfer.models.tensors import block_norms
-from asyncinfer.quantization import CudaLinear, as_tensor
-from asyncinfer.weights import WeightSource
+from asyncinfer.quantization import CudaLinear
 
 __all__ = ["LayerBuilder", "build_norm"]
 
 
-def build_norm(config: ModelConfig, name: str, weights: WeightSource) -> Norm:
+def build_norm(config: ModelConfig, name: str, weights: LayerWeights) -> Norm:
     """The norm of this name in the tensor table."""
     return make_norm(
         config.norm,
-        as_tensor(weights(f"{name}.weight")) if config.norm_weight else None,
-        as_tensor(weights(f"{name}.bias")) if config.norms_have_bias else None,
+        weights.tensor(f"{name}.weight") if config.norm_weight else None,
+        weights.tensor(f"{name}.bias") if config.norms_have_bias else None,
         config.norm_eps,
     )
 
@@ -57,26 +57,23 @@ class LayerBuilder:
     """Builds the layers one after another, asking for weights in the tensor table's order.
 
     `ropes` are the model's different rotations, in the order of a forward pass' angles. `fused`:
-    whether the linear layers are `CudaLinear`s, which fuse their neighbours into one launch.
-    `storage`: the format of their weights."""
+    whether the linear layers are `CudaLinear`s, which fuse their neighbours into one launch."""
 
     def __init__(
         self,
         config: ModelConfig,
         ropes: Sequence[RopeConfig],
-        weights: WeightSource,
+        weights: LayerWeights,
         device: torch.device,
         dtype: torch.dtype,
         fused: bool,
-        storage: str = "plain",
     ) -> None:
         self._config = config
         self._fused_kernels = fused
-        self._storage = storage
         self._ropes = ropes
         self._weights = weights
-        self._attention = AttentionBuilder(config, ropes, weights, device, storage)
-        self._feed_forward = FeedForwardBuilder(config, weights, device, dtype, storage)
+        self._attention = AttentionBuilder(config, ropes, weights, device)
+        self._feed_forward = FeedForwardBuilder(config, weights, device, dtype)
 
     def layer(self, index: int) -> Layer:
         config = self._config
@@ -183,7 +180,7 @@ class LayerBuilder:
             return RMSNorm(self._tensor(f"{name}.{part}.weight"), config.norm_eps, plus_one)
 
         def linear(part: str, bias: bool) -> CudaLinear:
-            made = build_linear(self._weights, f"{name}.{part}", bias, self._storage)
+            made = self._weights.linear(f"{name}.{part}", bias)
             assert isinstance(made, CudaLinear)
             return made
 
@@ -229,10 +226,10 @@ class LayerBuilder:
         )
 
     def _tensor(self, name: str) -> torch.Tensor:
-        return as_tensor(self._weights(name))
+        return self._weights.tensor(name)
 
     def _linear(self, name: str, bias: bool) -> LoraLinear:
-        return LoraLinear(build_linear(self._weights, name, bias, self._storage), name)
+        return LoraLinear(self._weights.linear(name, bias), name)
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.files import checkpoint_file
 from asyncinfer.kernels import native
 from asyncinfer.kernels.dispatch import triton_is_missing, wants_triton
 from asyncinfer.models.config import ModelConfig
@@ -29,29 +28,30 @@ from asyncinfer.models.eagle3_weights import (
     token_choice,
 )
 from asyncinfer.models.leftovers import ignored_tensor
-from asyncinfer.models.parts import GatedDeltaConfig
 from asyncinfer.models.predictor import check_predictor, with_predictor
+from asyncinfer.models.suited import suited
 from asyncinfer.models.tensors import tensor_table
 from asyncinfer.quantization import as_tensor
 from asyncinfer.weights import (
+    MappedCopy,
     OnProgress,
     Packed,
-    TensorFiles,
+    WeightCache,
     WeightLoader,
     WeightSource,
+    WrittenCopy,
     check_weights,
+    copy_key,
     host_bytes,
     is_out_of_memory,
     open_checkpoint,
 )
 
-__all__ = ["load_model", "load_weights", "outline_model", "suited"]
+__all__ = ["load_model", "load_weights", "outline_model"]
 
 _NO_KERNEL: Final = "no kernel is faster here (it needs llvmlite, and Linux on x86-64 or ARM)"
 _AS_FLOATS: Final = f"{_NO_KERNEL}: they are held as floats, which take 2 to 6 times the memory"
 _UNPACKED: Final = f"{_NO_KERNEL}: they are unpacked in each step, since floats take half of memory"
-
-_NO_HEAD: Final = "it has no head: only its vectors mean something, its answers do not"
 
 
 def load_model(
@@ -64,21 +64,27 @@ def load_model(
     storage: str = "plain",
     predictor: bool = False,
     head: Path | None = None,
+    cache: WeightCache | None = None,
 ) -> Decoder:
     """Load the checkpoint in `folder`, with weights converted to `dtype`, for sequences of at most
     `max_context` tokens (None: the model's own maximum). `storage` is the format of the layers'
     matrices, as in `make_linear`. `predictor`: load the layer that predicts further tokens, too,
     which the checkpoint must have. `head`: the folder of a drafting head to load with the model.
+    `cache`: keeps a copy of the weights as a CPU's layers hold them, which is mapped from then on.
 
     Weights stream onto the device one tensor at a time, and `progress` is called on the way. Raises
     `ModelLoadError` for bad files, before any device memory is taken.
     """
-    with _opened(folder, device, dtype, progress, storage, predictor) as (config, weights):
-        if head is None:
-            return Decoder(config, weights, max_context, storage)
-        with _head_opened(head, config, torch.device(device), dtype, progress) as drafting_head:
-            config = with_head(config, drafting_head.config)
-            return Decoder(config, weights, max_context, storage, drafting_head)
+    with _opened(folder, device, dtype, progress, storage, predictor, cache=cache) as opened:
+        decoder = _decoder(
+            opened, torch.device(device), dtype, progress, max_context, storage, head
+        )
+        if cache is not None and isinstance(opened.copy, WrittenCopy):
+            fault = cache.keep(opened.copy)
+            if fault is not None:
+                note = f"no copy of its weights was kept: {fault}"
+                decoder.config = replace(decoder.config, notes=(*decoder.config.notes, note))
+    return decoder
 
 
 def outline_model(
@@ -95,12 +101,9 @@ def outline_model(
     which have no memory: only headers are read. Call it in a rehearsal for that device. Raises as
     `load_model` does, and for a format that cannot lay out weights without numbers.
     """
-    with _opened(folder, device, dtype, None, storage, predictor, reads=False) as (config, weights):
-        if head is None:
-            return Decoder(config, weights, max_context, storage)
-        with _head_opened(head, config, torch.device("meta"), dtype, None) as drafting_head:
-            config = with_head(config, drafting_head.config)
-            return Decoder(config, weights, max_context, storage, drafting_head)
+    with _opened(folder, device, dtype, None, storage, predictor, reads=False) as opened:
+        meta = torch.device("meta")
+        return _decoder(opened, meta, dtype, None, max_context, storage, head)
 
 
 def load_weights(
@@ -111,8 +114,34 @@ def load_weights(
 ) -> dict[str, torch.Tensor]:
     """The tensors of the decoder by the names of `tensor_table`, before a device lays them out for
     its matrix products. Raises as `load_model` does."""
-    with _opened(folder, device, dtype, progress, "floats") as (config, weights):
-        return {name: as_tensor(weights(name)) for name in tensor_table(config)}
+    with _opened(folder, device, dtype, progress, "floats") as opened:
+        return {name: as_tensor(opened.weights(name)) for name in tensor_table(opened.config)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A checkpoint whose headers were checked."""
+
+    config: ModelConfig
+    weights: WeightSource
+    copy: MappedCopy | WrittenCopy | None
+
+
+def _decoder(
+    opened: _Opened,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: OnProgress | None,
+    max_context: int | None,
+    storage: str,
+    head: Path | None,
+) -> Decoder:
+    config, weights, copy = opened.config, opened.weights, opened.copy
+    if head is None:
+        return Decoder(config, weights, max_context, storage, copy=copy)
+    with _head_opened(head, config, device, dtype, progress) as drafting_head:
+        config = with_head(config, drafting_head.config)
+        return Decoder(config, weights, max_context, storage, drafting_head, copy)
 
 
 @contextmanager
@@ -125,9 +154,10 @@ def _opened(
     predictor: bool = False,
     *,
     reads: bool = True,
-) -> Iterator[tuple[ModelConfig, WeightSource]]:
-    """The config and the source of the weights, which must be asked for each tensor in the
-    block."""
+    cache: WeightCache | None = None,
+) -> Iterator[_Opened]:
+    """The checkpoint. Its weights must be asked for each tensor in the block, unless there is a
+    copy that is mapped."""
     config = read_config(folder)
     with open_checkpoint(folder) as checkpoint, torch.inference_mode():
         config = suited(config, checkpoint)
@@ -145,6 +175,13 @@ def _opened(
                 config = replace(config, lacking=_NO_KERNEL)
             elif quantised or any(checkpoint.block_type(name) is not None for name in pieces):
                 config = replace(config, lacking=_UNPACKED if keep_packed else _AS_FLOATS)
+        copy = None
+        if cache is not None and device.type == "cpu":
+            key = copy_key(checkpoint, table, dtype, storage, keep_packed)
+            copy = cache.open(key, progress)
+            if isinstance(copy, MappedCopy):
+                yield _Opened(config, _none_left, copy)
+                return
         loader = WeightLoader(
             checkpoint,
             table,
@@ -156,7 +193,7 @@ def _opened(
             reads=reads,
         )
         try:
-            yield config, loader
+            yield _Opened(config, loader, copy)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -164,6 +201,10 @@ def _opened(
                 f"{device} has no room for the weights: {error}", file=str(folder)
             ) from error
         loader.finish()
+
+
+def _none_left(name: str) -> torch.Tensor:
+    raise AssertionError(f"{name} is in the copy")
 
 
 @contextmanager
@@ -215,81 +256,3 @@ def _stays_packed(
     numbers = sum(math.prod(packed.shape) for packed in table.values())
     memory = torch.cuda.mem_get_info(device)[1] if on_gpu else host_bytes()
     return numbers * dtype.itemsize > memory // 2
-
-
-def suited(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
-    """The config with the names of this checkpoint's tensors, where an architecture's checkpoints
-    differ: with or without a prefix, with or without a head, with all experts of a layer in one
-    tensor, with other names of norms and of modules, with convolutions that are cut elsewhere."""
-    config = _recut(_respelled(_without_prefix(config, checkpoint), checkpoint), checkpoint)
-    config = _moved(config, checkpoint)
-    fused = config.names.fused_experts
-    if fused is None or not any(name.endswith(f".{fused[0]}") for name in checkpoint.tensors):
-        return config
-    names = replace(
-        config.names, expert_up=fused[:1], expert_down=fused[1], expert_outputs_first=True
-    )
-    return replace(config, names=names)
-
-
-def _respelled(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
-    """The config with those of `names.spellings` that the checkpoint has in place of the usual
-    names."""
-    names = config.names
-    if not names.spellings:
-        return config
-    there = {".".join(name.split(".")[-2:]) for name in checkpoint.tensors}
-    others: dict[str, Any] = {
-        field: other
-        for field, other in names.spellings
-        if f"{getattr(names, field)}.weight" not in there and f"{other}.weight" in there
-    }
-    return replace(config, names=replace(names, **others))
-
-
-def _moved(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
-    """The config with the second of `names.mlp_modules` for plain feed-forward layers, where the
-    checkpoint has no tensor under the first: transformers saves Kimi Linear so."""
-    names = config.names
-    if names.mlp_modules is None:
-        return config
-    first, second = (f"{module}." for module in names.mlp_modules)
-    if any(f".{first}" in name for name in checkpoint.tensors):
-        return config
-    up = tuple(name.replace(first, second) for name in names.up)
-    names = replace(names, up=up, down=names.down.replace(first, second))
-    return replace(config, names=names)
-
-
-def _recut(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
-    """The config with the channels of a gated delta net's convolutions as this checkpoint cuts
-    them: transformers saves thirds of all channels under the names of queries, keys and values."""
-    names, mixers = config.names, {layer.mixer for layer in config.layers}
-    mixer = next((each for each in mixers if isinstance(each, GatedDeltaConfig)), None)
-    if mixer is None or len(names.delta_conv) == 1:
-        return config
-    prefix = f"{names.prefix}{names.layers}.{config.state_layers[0]}."
-    stored = [checkpoint.tensors.get(f"{prefix}{name}.weight") for name in names.delta_conv]
-    rows = tuple(tensor.shape[0] for tensor in stored if tensor is not None and tensor.shape)
-    if len(rows) != len(stored) or sum(rows) != mixer.channels:
-        return config
-    return replace(config, names=replace(names, delta_conv_rows=rows))
-
-
-def _without_prefix(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
-    """The config with an empty prefix if the checkpoint's tensors lack the architecture's prefix,
-    as in a model that was saved without its head. An embedding model needs no head: where it has
-    none, its embedding takes that place, so that no other code knows of models without a head."""
-    prefix, other = config.names.prefix, config.names.other_prefix
-    if any(name.startswith(prefix) for name in checkpoint.tensors):
-        return config
-    if other is not None and any(name.startswith(other[0]) for name in checkpoint.tensors):
-        return replace(config, names=replace(config.names, prefix=other[0], head=other[1]))
-    embedding = f"{config.names.embedding}.weight"
-    if embedding not in checkpoint.tensors:
-        return config
-    config = replace(config, names=replace(config.names, prefix=""))
-    headless = not config.tied_head and f"{config.names.head}.weight" not in checkpoint.tensors
-    if headless and checkpoint_file(checkpoint.folder, "modules.json") is not None:
-        return replace(config, tied_head=True, head_bias=False, notes=(*config.notes, _NO_HEAD))
-    return config

@@ -10,9 +10,9 @@ import torch
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.layers import ForwardPass, Layer
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.feed_forward import build_linear
 from asyncinfer.models.layer import LayerBuilder, build_norm
-from asyncinfer.weights import TensorFiles, WeightSource
+from asyncinfer.models.layer_weights import LayerWeights
+from asyncinfer.weights import TensorFiles
 
 __all__ = ["Predictor", "check_predictor", "with_predictor"]
 
@@ -27,10 +27,8 @@ class Predictor:
     Embedding and head are the model's own.
     """
 
-    def __init__(
-        self, config: ModelConfig, weights: WeightSource, builder: LayerBuilder, storage: str
-    ) -> None:
-        """The predictor's layer is the last one of `config`; `storage` is the format of `join`."""
+    def __init__(self, config: ModelConfig, weights: LayerWeights, builder: LayerBuilder) -> None:
+        """The predictor's layer is the last one of `config`."""
         #: The number of its layer's KV.
         self.layer = index = config.num_layers - 1
         name = f"layers.{index}.predictor"
@@ -38,7 +36,7 @@ class Predictor:
         self._hidden_norm = build_norm(config, f"{name}.hidden_norm", weights)
         #: The norm of states before the head.
         self.norm = build_norm(config, f"{name}.norm", weights)
-        self._join = build_linear(weights, f"{name}.join", False, storage)
+        self._join = weights.linear(f"{name}.join", False)
         self._decoder_layer: Layer = builder.layer(index)
 
     def carried(self, states: torch.Tensor) -> torch.Tensor:

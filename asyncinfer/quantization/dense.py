@@ -9,6 +9,7 @@ from asyncinfer.kernels import onednn, ops
 from asyncinfer.kernels.dispatch import has_triton_kernel
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.kernels.native import add_
+from asyncinfer.quantization.reordered import ReorderedWeight
 
 __all__ = ["CudaLinear", "DenseLinear", "OneDnnLinear", "dense", "has_fused_kernels"]
 
@@ -31,12 +32,13 @@ class OneDnnLinear:
     """A CPU layer with the weight in oneDNN's blocked layout alone. Native code multiplies it for
     as many tokens as that is faster."""
 
-    __slots__ = ("_native", "bias", "weight")
+    __slots__ = ("_native", "bias", "held", "weight")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight = onednn.reorder(weight)
+    def __init__(self, weight: ReorderedWeight, bias: torch.Tensor | None) -> None:
+        self.held = weight
+        self.weight = weight.tensor
         self.bias = bias
-        self._native = onednn.blocked(self.weight, (weight.shape[0], weight.shape[1]))
+        self._native = weight.native
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._native is None or not 0 < x.shape[0] <= self._native.most_rows:
@@ -149,5 +151,5 @@ def dense(
     if has_fused_kernels(weight):
         return CudaLinear(weight, bias)
     if weight.device.type == "cpu" and onednn.reorder_is_faster(weight):
-        return OneDnnLinear(weight, bias)
+        return OneDnnLinear(ReorderedWeight.of(weight), bias)
     return DenseLinear(weight, bias)

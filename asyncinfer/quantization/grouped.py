@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -14,7 +14,7 @@ from asyncinfer.quantization.cuda_packed import PackedGrouped, for_kernels, kern
 from asyncinfer.quantization.fp8 import in_e4m3
 from asyncinfer.quantization.int4 import GROUPS, group_for, quantised_4_bits
 from asyncinfer.quantization.int8 import in_8_bits
-from asyncinfer.quantization.linear import make_linear
+from asyncinfer.quantization.linear import HeldWeight, Linear, make_linear
 from asyncinfer.quantization.packed_weight import PackedWeight
 from asyncinfer.quantization.weight import QuantisedWeight
 
@@ -34,13 +34,15 @@ class SeparateLinears:
     product. The host reads `ends`."""
 
     def __init__(
-        self, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None, storage: str
+        self, weights: Iterable[HeldWeight], bias: torch.Tensor | None, storage: str
     ) -> None:
-        self._experts = [
-            make_linear(part, None if bias is None else bias[expert], storage=storage)
-            for expert, part in enumerate(_per_expert(weight))
-        ]
-        self._size = weight.shape[1]
+        """`weights`: `[out, in]` of each expert; `bias` `[experts, out]`."""
+        self._experts: list[Linear] = []
+        self._size = 0
+        for expert, weight in enumerate(weights):
+            own = None if bias is None else bias[expert]
+            self._experts.append(make_linear(weight, own, storage=storage))
+            self._size = weight.shape[0]
 
     def __call__(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(x.shape[0], self._size)
@@ -89,13 +91,13 @@ def make_grouped_linear(
     elif (numbers := for_kernels(weight)) is not None:
         return PackedGrouped(numbers, bias)
     elif weight.device.type == "cpu":
-        return SeparateLinears(weight, bias, storage)
+        return SeparateLinears(_per_expert(weight), bias, storage)
     else:
         weight = weight.dequantised()
     plain = storage in ("plain", "floats")
     if plain and has_triton_kernel("grouped_linear", weight):
         return DenseGrouped(weight, bias)
-    return SeparateLinears(weight, bias, storage)
+    return SeparateLinears(_per_expert(weight), bias, storage)
 
 
 def _made(weight: torch.Tensor, storage: str) -> QuantisedWeight | None:

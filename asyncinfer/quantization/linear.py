@@ -10,14 +10,18 @@ import torch
 
 from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.cuda_packed import CudaPackedLinear, for_kernels
-from asyncinfer.quantization.dense import dense
+from asyncinfer.quantization.dense import OneDnnLinear, dense
 from asyncinfer.quantization.fp8 import CudaFp8Linear, fp8
 from asyncinfer.quantization.int4 import GROUPS, group_for, quantised_4_bits
 from asyncinfer.quantization.int8 import int8
-from asyncinfer.quantization.packed import PackedRows, packed_linear
+from asyncinfer.quantization.packed import PackedLinear, PackedRows, StackedLinear, packed_linear
 from asyncinfer.quantization.packed_weight import PackedWeight
+from asyncinfer.quantization.reordered import ReorderedWeight
 
-__all__ = ["STORAGE_LAYOUTS", "Linear", "LinearFormat", "make_linear"]
+__all__ = ["STORAGE_LAYOUTS", "HeldWeight", "Linear", "LinearFormat", "hold", "make_linear"]
+
+#: A weight `[out, in]`, which a CPU's layer may have laid out.
+HeldWeight: TypeAlias = "torch.Tensor | PackedWeight | ReorderedWeight"
 
 
 class Linear(Protocol):
@@ -64,13 +68,15 @@ STORAGE_LAYOUTS: Final[Mapping[str, WeightLayout]] = MappingProxyType(
 
 
 def make_linear(
-    weight: torch.Tensor | PackedWeight | PackedRows,
+    weight: HeldWeight | PackedRows,
     bias: torch.Tensor | None = None,
     *,
     storage: str = "plain",
 ) -> Linear:
     """A layer of `weight` `[out, in]` stored as `storage` names. "plain" stores it unchanged:
     quantised numbers stay quantised on a CPU, and where a GPU's kernels support them."""
+    if isinstance(weight, ReorderedWeight):
+        return OneDnnLinear(weight, bias)
     if isinstance(weight, PackedWeight) and storage != "plain":
         weight = weight.dequantised()
     if isinstance(weight, torch.Tensor):
@@ -82,3 +88,10 @@ def make_linear(
     if isinstance(weight, PackedRows) or weight.device.type == "cpu":
         return packed_linear(weight, bias)
     return dense(weight.dequantised(), bias)
+
+
+def hold(weight: torch.Tensor | PackedWeight, storage: str = "plain") -> HeldWeight:
+    """`weight` as a CPU's layer of this storage holds it, of which `make_linear` makes a "plain"
+    layer at once. `weight` itself if the layer converts it in each call."""
+    layer = make_linear(weight, storage=storage)
+    return layer.held if isinstance(layer, OneDnnLinear | PackedLinear | StackedLinear) else weight

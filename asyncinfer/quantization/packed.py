@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
@@ -33,20 +35,23 @@ class PackedRows:
     in one pass. Others are unpacked by the kernel, or else by torch's operators.
     """
 
-    __slots__ = ("_blocks", "_factor", "_kernel", "_layout", "dtype", "shape")
+    __slots__ = ("_blocks", "_factor", "_kernel", "_layout", "dtype", "shape", "weight")
 
     def __init__(self, weight: QuantisedWeight | BlockWeight | LaidWeight) -> None:
         self.shape = weight.shape
         self.dtype = weight.dtype
+        #: The weight in the blocks that are read.
+        self.weight: BlockWeight | LaidWeight
         if isinstance(weight, BlockWeight):
             self._layout = Layout(weight.code, BLOCK_TYPES[weight.code].numbers)
             self._kernel = packed_kernel(self._layout)
             if self._kernel is not None:
+                self.weight = weight
                 self._factor = 1.0
                 self._blocks = weight.blocks.view(self.shape[0], -1, self._layout.block)
                 return
             weight = weight.grouped()
-        held = laid(weight) if isinstance(weight, QuantisedWeight) else weight
+        self.weight = held = laid(weight) if isinstance(weight, QuantisedWeight) else weight
         # The factor of unpacked numbers.
         self._factor = held.factor
         self._blocks, self._layout = held.blocks, held.layout
@@ -127,6 +132,11 @@ class PackedLinear:
         self._dtype = torch.bfloat16 if halves else torch.float32
         self._product = self.rows.product if self.rows.has_kernel else None
 
+    @property
+    def held(self) -> PackedWeight:
+        """The weight in its blocks."""
+        return self.rows.weight
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         few = self._dtype is torch.float32 or x.shape[0] <= _KERNEL_ROWS
         if not few or self._product is None:
@@ -153,10 +163,12 @@ class PackedLinear:
 class StackedLinear:
     """Layers of the same inputs, whose outputs are concatenated."""
 
-    __slots__ = ("_parts", "bias")
+    __slots__ = ("_parts", "bias", "held")
 
     def __init__(self, weight: StackedWeight, bias: torch.Tensor | None) -> None:
         self._parts = [packed_linear(part, None) for part in weight.parts]
+        #: The weights in their blocks.
+        self.held: StackedWeight = replace(weight, parts=tuple(part.held for part in self._parts))
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

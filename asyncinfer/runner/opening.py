@@ -40,7 +40,7 @@ from asyncinfer.runner.model_runner import ModelRunner
 from asyncinfer.runner.step_memory import graph_hold
 from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.runner.tuning import choose_tuning
-from asyncinfer.weights import OnProgress, is_out_of_memory
+from asyncinfer.weights import OnProgress, WeightCache, is_out_of_memory
 from asyncinfer.weights.gguf import is_gguf
 
 __all__ = ["open_runner", "runner_of"]
@@ -101,11 +101,17 @@ def open_runner(
             storage=config.weights,
             predictor=config.draft == PREDICTOR,
             head=head,
+            cache=_weight_cache(config, device),
         )
     if draft:
         # The draft model waits for each of its steps, on the stream of the large model's runner.
         return _runner(decoder, config, tokens, None, one_group=True)
     return runner_of(decoder, config, tokens, fault, attention_fault)
+
+
+def _weight_cache(config: EngineConfig, device: torch.device) -> WeightCache | None:
+    most = config.weight_cache_bytes
+    return WeightCache(most) if most is not None and device.type == "cpu" else None
 
 
 def _step_threads(device: torch.device) -> StepThreads | None:

@@ -65,7 +65,7 @@ class FamilyTrial:
 
         from asyncinfer.models import Decoder, tensor_table
         from asyncinfer.models.leftovers import ignored_tensor
-        from asyncinfer.models.load import suited
+        from asyncinfer.models.suited import suited
         from asyncinfer.weights import SafetensorsCheckpoint, WeightLoader, check_weights
 
         with SafetensorsCheckpoint(self.folder) as checkpoint, torch.inference_mode():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
@@ -33,6 +33,11 @@ class FileReader(ABC):
         self._files: dict[str, FileIO] = {}
         self._seeking = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def files(self) -> Mapping[str, FileIO]:
+        """The open files by name."""
+        return self._files
 
     @property
     def threads(self) -> int:

@@ -11,9 +11,11 @@ import torch
 from asyncinfer.bench import BenchError, LoadOptions, Record, measure_load, save_plot
 from asyncinfer.bench.load import _SHAPE, _SMALL, _TINY, _layers, write_layers
 from asyncinfer.bench.load_once import (
+    BYTES,
     ENGINE,
     LOADERS,
     READ,
+    SECOND,
     TimedLoad,
     _memory,
     load_once,
@@ -92,11 +94,12 @@ def test_the_whole_command_has_its_figures(tmp_path: Path) -> None:
     told: list[str] = []
     result = measure_load(LoadOptions(quick=True, repeat=1), told.append)
     loaders = set(LOADERS) - {ENGINE, READ}
-    assert len(told) == 1 + len(loaders)
+    assert len(told) == 2 + len(loaders)
     assert (result.device, result.dtype) == ("cpu", "float16")
     assert set(result.runs) == loaders
     figures = {figure.name: figure for figure in result.figures()}
-    assert len(figures) == 3 * len(loaders) + 4
+    assert len(figures) == 3 * len(loaders) + 5
+    assert figures[f"{SECOND}, over {BYTES}: time"].target == 1.3
     assert figures["asyncinfer over load_file"].target == 0.9
     assert figures["asyncinfer over from_pretrained"].target == 1.0
 
@@ -115,7 +118,7 @@ def test_every_layout_can_be_opened(tmp_path: Path, layout: str) -> None:
 def test_opening_is_held_against_reading() -> None:
     result = measure_load(LoadOptions(layout="gguf", quick=True, repeat=1, device="cpu"))
     assert result.dtype == "float32"
-    assert set(result.runs) == {"asyncinfer", ENGINE, READ}
+    assert set(result.runs) == {"asyncinfer", ENGINE, READ, SECOND, BYTES}
     figures = {figure.name: figure for figure in result.figures()}
     assert figures[f"{ENGINE} over {READ}: time"].target == 1.5
     runs = {name: runs[0] for name, runs in result.runs.items()}

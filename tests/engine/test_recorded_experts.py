@@ -13,7 +13,7 @@ from models.families import config_of
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.source import Loaded, Progress
-from asyncinfer.models import feed_forward, parse_config
+from asyncinfer.models import layer_weights, parse_config
 from asyncinfer.quantization.grouped import DenseGrouped
 from asyncinfer.runner import ModelRunner
 from asyncinfer.testing import InlineEngine, RandomModel
@@ -77,7 +77,7 @@ def answers(engine: InlineEngine) -> list[list[int]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_tokens_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_forward, "make_grouped_linear", grouped)
+    monkeypatch.setattr(layer_weights, "make_grouped_linear", grouped)
     expected = answers(InlineEngine(source(family), **OPTIONS))
     with FakeDevice() as device:
         assert answers(InlineEngine(OnFakeDevice(source(family), device), **OPTIONS)) == expected

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from asyncinfer.kernels import dispatch, reference
 from asyncinfer.kernels.triton import grouped_linear
-from asyncinfer.models import feed_forward, load_model
+from asyncinfer.models import layer_weights, load_model
 from asyncinfer.quantization.grouped import DenseGrouped
 
 
@@ -38,7 +38,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return DenseGrouped(weight, bias)
 
     monkeypatch.setattr(dispatch, "kernel_for", chosen)
-    monkeypatch.setattr(feed_forward, "make_grouped_linear", grouped)
+    monkeypatch.setattr(layer_weights, "make_grouped_linear", grouped)
     with interpreted():
         yield rows
 

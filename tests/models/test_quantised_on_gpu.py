@@ -25,7 +25,14 @@ from asyncinfer.bench.weight_bytes import weight_bytes
 from asyncinfer.kernels import dispatch, native
 from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.layers import FusedLayer, FusedMLP
-from asyncinfer.models import Decoder, decoder, load_model, parse_config, read_config
+from asyncinfer.models import (
+    Decoder,
+    decoder,
+    layer_weights,
+    load_model,
+    parse_config,
+    read_config,
+)
 from asyncinfer.models.layouts import weight_layouts
 from asyncinfer.quantization import (
     CudaLinear,
@@ -64,7 +71,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "on_gpu", lambda weight: True)
     monkeypatch.setattr(grouped, "_has_kernels", lambda weight: True)
     monkeypatch.setattr(native, "available", lambda: True)
-    monkeypatch.setattr(decoder, "held_for_rows", as_tensor)
+    monkeypatch.setattr(layer_weights, "held_for_rows", as_tensor)
     # Numbers are laid for a CPU's products only.
     monkeypatch.setattr(loader, "laying_kernels", lambda: None)
 

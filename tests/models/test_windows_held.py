@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from asyncinfer.attention import KVCache, kv_format
 from asyncinfer.cache import PrefixCache
 from asyncinfer.config import EngineConfig
-from asyncinfer.models import feed_forward, load_model
+from asyncinfer.models import layer_weights, load_model
 from asyncinfer.params import SamplingParams
 from asyncinfer.quantization.grouped import DenseGrouped
 from asyncinfer.runner import ModelRunner, plan_memory
@@ -134,7 +134,7 @@ def device(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FakeDevice | None]:
     if request.param == "graphs":
-        monkeypatch.setattr(feed_forward, "make_grouped_linear", grouped)
+        monkeypatch.setattr(layer_weights, "make_grouped_linear", grouped)
     with FakeDevice() if request.param == "graphs" else contextlib.nullcontext() as device:
         yield device
 

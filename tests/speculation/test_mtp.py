@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from asyncinfer import Engine, SamplingParams
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.config import Graphs
-from asyncinfer.models import feed_forward, load_model
+from asyncinfer.models import layer_weights, load_model
 from asyncinfer.quantization.grouped import DenseGrouped
 from asyncinfer.speculation import DraftCost, Drafter, Speculator, StepCosts
 from asyncinfer.stats import DraftStats
@@ -121,7 +121,7 @@ def test_steps_that_are_launched_ahead(
     folder: Path, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Experts' products that ask the host for nothing, as Triton's do.
-    monkeypatch.setattr(feed_forward, "make_grouped_linear", grouped)
+    monkeypatch.setattr(layer_weights, "make_grouped_linear", grouped)
     few = KINDS[:4:2]
     plain, _ = answers(folder, kinds=few)
     with FakeDevice() as device, unrecorded_passes() as eager:

@@ -1,0 +1,119 @@
+"""`WeightCache`: a folder of copies of weights in a CPU's layout, for later starts."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from asyncinfer.kernels.kept import kept_path, open_regular
+from asyncinfer.kernels.onednn_memory import can_place
+from asyncinfer.stats import LoadProgress
+from asyncinfer.weights.weight_copy import CopyFault, MappedCopy, WrittenCopy
+
+__all__ = ["WeightCache"]
+
+_SUFFIX: Final = ".safetensors"
+_HALF_WRITTEN: Final = ".new"
+#: Seconds after which nobody writes to a half-written file any more.
+_GIVEN_UP: Final = 3600.0
+#: Bits of a file's mode that let others write to it.
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCache:
+    """Copies of the models that were used last, each readable by its owner alone."""
+
+    #: The most bytes of all copies.
+    most_bytes: int
+    #: None: the user's cache folder.
+    folder: Path | None = None
+
+    def open(
+        self, key: Mapping[str, str], progress: Callable[[LoadProgress], None] | None = None
+    ) -> MappedCopy | WrittenCopy:
+        """The copy that was kept for `key`, its pages in memory; a new one where there is none that
+        this user wrote. `key` names everything that the weights' bytes depend on."""
+        return self._found(key, progress) or WrittenCopy(key)
+
+    def _found(
+        self, key: Mapping[str, str], progress: Callable[[LoadProgress], None] | None
+    ) -> MappedCopy | None:
+        if _fault() is not None:
+            return None
+        path = self._path(key)
+        try:
+            with open_regular(path) as file:
+                state = os.fstat(file.fileno())
+                if state.st_uid != os.geteuid() or state.st_mode & _OTHERS_WRITE:
+                    return None
+                copy = MappedCopy(file, key)
+        except (OSError, CopyFault):
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        copy.read(progress)
+        return copy
+
+    def keep(self, copy: WrittenCopy) -> str | None:
+        """Write a copy, and remove those that were used longest ago, if all then have too many
+        bytes. Returns why nothing was written."""
+        if (fault := _fault()) is not None:
+            return fault
+        if copy.nbytes > self.most_bytes:
+            return f"weight_cache_bytes={self.most_bytes} is less than its {copy.nbytes} bytes"
+        path = self._path(copy.key)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._prune(path.parent, self.most_bytes - copy.nbytes)
+            handle, name = tempfile.mkstemp(dir=path.parent, suffix=_HALF_WRITTEN)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    copy.write(file)
+                    file.flush()
+                    # Else a machine that stops could leave a file without its content.
+                    os.fsync(file.fileno())
+                os.replace(name, path)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError as error:
+            return f"{path.parent}: {error.strerror or error}"
+        return None
+
+    def _path(self, key: Mapping[str, str]) -> Path:
+        return kept_path("weights", key, self.folder).with_suffix(_SUFFIX)
+
+    def _prune(self, folder: Path, most: int) -> None:
+        """Remove what was used longest ago, until copies of at most so many bytes are left, and
+        files that nobody finished."""
+        found = []
+        for path in folder.iterdir():
+            # Another process may remove one first.
+            with suppress(OSError):
+                state = path.lstat()
+                if path.suffix == _HALF_WRITTEN and time.time() - state.st_mtime > _GIVEN_UP:
+                    path.unlink()
+                elif path.suffix == _SUFFIX:
+                    found.append((state.st_mtime_ns, path, state.st_size))
+        size = 0
+        for _, path, more in sorted(found, reverse=True):
+            size += more
+            if size > most:
+                with suppress(OSError):
+                    path.unlink()
+
+
+def _fault() -> str | None:
+    """Why this machine has no such copies; None where it can have them."""
+    if not hasattr(os, "geteuid"):
+        # A file's mode does not say who may write to it.
+        return "copies of weights need a system with owners of files"
+    return None if can_place() else "this version of torch takes no weights from files"

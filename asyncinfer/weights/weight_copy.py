@@ -1,0 +1,213 @@
+"""Copies of a model's weights in the layout in which a CPU's layers hold them.
+
+A copy is a safetensors file whose tensors are bytes: one for each part of a weight, padded to whole
+cache lines. Its metadata say what the bytes are, and everything that they depend on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from io import FileIO
+from typing import Any, BinaryIO, Final, Protocol, TypeAlias
+
+import torch
+
+from asyncinfer.kernels.native import Layout
+from asyncinfer.kernels.onednn_memory import layout_of, place_of
+from asyncinfer.quantization import (
+    BlockWeight,
+    HeldWeight,
+    LaidWeight,
+    ReorderedWeight,
+    StackedWeight,
+)
+from asyncinfer.stats import LoadProgress
+
+__all__ = ["CopyFault", "MappedCopy", "WeightCopy", "WrittenCopy"]
+
+#: Bytes of a cache line: vectors that cross one are read more slowly.
+_LINE: Final = 64
+#: Bytes that are looked at between two reports, and bytes of a page.
+_REPORTED: Final = 64 << 20
+_PAGE: Final = 4096
+#: Room for some hundred thousand weights.
+_MOST_HEADER_BYTES: Final = 64 << 20
+
+_Part: TypeAlias = "torch.Tensor | BlockWeight | LaidWeight | ReorderedWeight"
+
+
+class CopyFault(Exception):
+    """A file is no copy of these weights."""
+
+
+class WeightCopy(Protocol):
+    """The weights of a model by name, as its layers hold them."""
+
+    def held(self, name: str, made: Callable[[], HeldWeight]) -> HeldWeight:
+        """The weight of this name: the copy's own, or what `made` returns, which is then kept."""
+
+
+class WrittenCopy:
+    """Collects the weights of a model, to be written once all are there."""
+
+    def __init__(self, key: Mapping[str, str]) -> None:
+        """`key` names everything that the weights' bytes depend on."""
+        self.key: Final = dict(key)
+        self._held: dict[str, HeldWeight] = {}
+
+    def held(self, name: str, made: Callable[[], HeldWeight]) -> HeldWeight:
+        found = self._held[name] = made()
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights in a file."""
+        return sum(_padded(_nbytes(part)) for held in self._held.values() for part in _parts(held))
+
+    def write(self, file: BinaryIO) -> None:
+        """Write all weights. Raises `OSError`."""
+        header: dict[str, Any] = {}
+        about: dict[str, list[dict[str, Any]]] = {}
+        end = 0
+        for name, held in self._held.items():
+            about[name] = []
+            for number, part in enumerate(_parts(held)):
+                size = _padded(_nbytes(part))
+                header[f"{name}/{number}"] = {
+                    "dtype": "U8",
+                    "shape": [size],
+                    "data_offsets": [end, end + size],
+                }
+                end += size
+                about[name].append(_described(part))
+        header["__metadata__"] = {"key": json.dumps(self.key), "weights": json.dumps(about)}
+        text = json.dumps(header).encode()
+        text += b" " * (_padded(8 + len(text)) - 8 - len(text))
+        file.write(len(text).to_bytes(8, "little") + text)
+        for held in self._held.values():
+            for part in _parts(held):
+                content = _content(part)
+                file.write(content)
+                file.write(bytes(_padded(len(content)) - len(content)))
+
+
+class MappedCopy:
+    """The weights of a file, mapped: processes share its pages, and the system may drop some of
+    them and read them again."""
+
+    def __init__(self, file: FileIO, key: Mapping[str, str]) -> None:
+        """Raises `CopyFault` for a file that was not written for this key, and `OSError`."""
+        length = int.from_bytes(file.read(8), "little")
+        if length > _MOST_HEADER_BYTES:
+            raise CopyFault(f"a header of {length} bytes")
+        try:
+            header = json.loads(file.read(length))
+            metadata = header.pop("__metadata__")
+            found, self._about = json.loads(metadata["key"]), json.loads(metadata["weights"])
+            self._spans = {
+                name: (8 + length + entry["data_offsets"][0], entry["shape"][0])
+                for name, entry in header.items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CopyFault(f"its header cannot be read: {error!r}") from error
+        if found != dict(key):
+            raise CopyFault("it is of other weights")
+        end = max((start + size for start, size in self._spans.values()), default=0)
+        if end != os.fstat(file.fileno()).st_size:
+            raise CopyFault(f"it does not end at byte {end}")
+        # Private: what a program writes to it by mistake stays in its own memory.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
+
+    def held(self, name: str, made: Callable[[], HeldWeight]) -> HeldWeight:
+        parts = [
+            self._part(f"{name}/{number}", about) for number, about in enumerate(self._about[name])
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        packed = tuple(part for part in parts if isinstance(part, BlockWeight | LaidWeight))
+        return StackedWeight(packed, packed[0].dtype)
+
+    def read(self, progress: Callable[[LoadProgress], None] | None) -> None:
+        """Have every page in memory, so that no step waits for the disk."""
+        total = len(self._memory)
+        for start in range(0, total, _REPORTED):
+            some = self._memory[start : start + _REPORTED]
+            # Any operator on a byte of each page will do; it holds no GIL.
+            some[::_PAGE].max()
+            if progress is not None:
+                progress(LoadProgress(start + len(some), total, ""))
+
+    def _part(self, name: str, about: dict[str, Any]) -> _Part:
+        start, _ = self._spans[name]
+        dtype = getattr(torch, about["dtype"])
+        memory = self._memory[start : start + about["bytes"]]
+        shape = tuple(about["shape"])
+        match about["kind"]:
+            case "reordered":
+                layout = bytes.fromhex(about["layout"])
+                return ReorderedWeight.at(memory, shape, dtype, layout, about["native"])
+            case "laid":
+                blocks = memory.view(shape)
+                return LaidWeight(blocks, Layout(**about["layout"]), about["factor"], dtype)
+            case "blocks":
+                return BlockWeight(memory.view(shape), about["code"], dtype)
+        return memory.view(dtype).view(shape)
+
+
+def _parts(held: HeldWeight) -> Iterator[_Part]:
+    """The parts of a weight that lie in memory of their own."""
+    if isinstance(held, StackedWeight):
+        for part in held.parts:
+            yield from _parts(part)
+    else:
+        assert isinstance(held, torch.Tensor | BlockWeight | LaidWeight | ReorderedWeight)
+        yield held
+
+
+def _described(part: _Part) -> dict[str, Any]:
+    """All of a part but its bytes."""
+    about: dict[str, Any] = {
+        "dtype": str(part.dtype).removeprefix("torch."),
+        "bytes": _nbytes(part),
+        "shape": list(_shape(part)),
+    }
+    if isinstance(part, ReorderedWeight):
+        layout, native = layout_of(part.tensor).hex(), part.native is not None
+        return {**about, "kind": "reordered", "layout": layout, "native": native}
+    if isinstance(part, LaidWeight):
+        return {**about, "kind": "laid", "layout": asdict(part.layout), "factor": part.factor}
+    if isinstance(part, BlockWeight):
+        return {**about, "kind": "blocks", "code": part.code}
+    return {**about, "kind": "floats"}
+
+
+def _content(part: _Part) -> memoryview:
+    """The bytes of a part."""
+    if isinstance(part, ReorderedWeight):
+        place = place_of(part.tensor)
+        assert place is not None
+        return memoryview((ctypes.c_char * place[1]).from_address(place[0])).cast("B")
+    tensor = part.blocks if isinstance(part, BlockWeight | LaidWeight) else part
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().data
+
+
+def _nbytes(part: _Part) -> int:
+    if isinstance(part, ReorderedWeight):
+        place = place_of(part.tensor)
+        assert place is not None
+        return place[1]
+    return part.nbytes
+
+
+def _padded(size: int) -> int:
+    return -(-size // _LINE) * _LINE
+
+
+def _shape(part: _Part) -> tuple[int, ...]:
+    return part.blocks.shape if isinstance(part, BlockWeight | LaidWeight) else part.shape
