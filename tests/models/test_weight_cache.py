@@ -22,7 +22,8 @@ from models.gguf_files import write_gguf
 from safetensors import safe_open
 from transformers import AutoConfig
 
-from asyncinfer.kernels import onednn, onednn_memory
+from asyncinfer import SyncEngine
+from asyncinfer.kernels import kept, onednn, onednn_memory
 from asyncinfer.models import Decoder, load_model
 from asyncinfer.quantization import BlockWeight, ReorderedWeight, StackedWeight
 from asyncinfer.quantization.int8 import in_8_bits
@@ -316,3 +317,15 @@ def test_a_weight_of_given_memory(dtype: torch.dtype, shape: tuple[int, int]) ->
     if made.native is not None:
         assert again.native is not None
         assert torch.equal(again.native(x), made.native(x))
+
+
+def test_an_engine_keeps_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "user_cache_path", lambda name: tmp_path)
+    answers = []
+    for limit in (None, MOST, MOST):
+        with SyncEngine(device="cpu", weight_cache_bytes=limit) as engine:
+            answers.append(engine.generate("def add(", max_tokens=8, temperature=0.0).token_ids)
+        if limit is not None:
+            monkeypatch.setattr(WeightLoader, "__call__", refuse)
+    assert len(set(answers)) == 1
+    assert len([*(tmp_path / "weights").iterdir()]) == 1
