@@ -133,7 +133,7 @@ def test_old_extras_are_ignored(tmp_path: Path) -> None:
     ],
 )
 def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def full(*args: object) -> None:
+    def full(*args: object, **_: object) -> None:
         raise error
 
     monkeypatch.setattr(load_module, "Decoder", full)
@@ -142,7 +142,7 @@ def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exc
 
 
 def test_another_error_stays_what_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object) -> None:
+    def broken(*args: object, **_: object) -> None:
         raise RuntimeError("shapes do not match")
 
     monkeypatch.setattr(load_module, "Decoder", broken)

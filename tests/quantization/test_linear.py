@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from asyncinfer.kernels import dispatch, onednn
-from asyncinfer.quantization import make_linear
+from asyncinfer.quantization import ReorderedWeight, make_linear
 from asyncinfer.quantization.dense import CudaLinear, DenseLinear, OneDnnLinear, has_fused_kernels
 
 
@@ -54,7 +54,7 @@ def test_few_tokens_take_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.randn(128, 48), torch.randn(128), torch.randn(9, 48)
     monkeypatch.setattr(onednn, "_native_rows", lambda dtype: 6)
-    layer = OneDnnLinear(weight.clone(), bias)
+    layer = OneDnnLinear(ReorderedWeight.of(weight.clone()), bias)
     if onednn.blocked(layer.weight, (128, 48)) is None:
         pytest.skip("no kernel for this machine")
     product, rows = onednn.linear, []
