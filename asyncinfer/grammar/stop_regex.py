@@ -48,9 +48,11 @@ def compile_stop(patterns: tuple[str, ...]) -> StopPattern:
     import numpy as np
 
     for pattern in patterns:
-        # What may follow has the library refuse a `$` at the end, which it would drop.
-        if _compiled(f"(?:{pattern}).?", pattern).is_accepting():
+        # By itself first, so that an error shows the expression as it was given.
+        if _compiled(pattern, pattern).is_accepting():
             raise InvalidRequest("stop_regex", pattern, "matches the empty text")
+        # The library drops `^` and `$` at the ends of an expression, and refuses them within one.
+        _compiled(f".?(?:{pattern}).?", pattern, within=True)
     either = "|".join(f"(?:{pattern})" for pattern in patterns)
     whole = _compiled(either, patterns[0])
     mask = np.frombuffer(whole.deep_copy().compute_bitmask(), np.int32)
@@ -58,14 +60,18 @@ def compile_stop(patterns: tuple[str, ...]) -> StopPattern:
     return StopPattern(_compiled(f"(.|\\n)*(?:{either})", patterns[0]), whole, first)
 
 
-def _compiled(expression: str, shown: str) -> LLMatcher:
+def _compiled(expression: str, shown: str, *, within: bool = False) -> LLMatcher:
+    """`within`: the expression holds one that is valid by itself."""
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
     limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
     grammar = LLMatcher.grammar_from_regex(expression)
     made = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits)
     if made.is_error():
-        raise InvalidRequest("stop_regex", shown, " ".join(made.get_error().split())[:300])
+        why = " ".join(made.get_error().split())[:300]
+        if within and "invalid regex" in why:
+            why = "must have no anchor, such as ^ or $, and no comment at its end"
+        raise InvalidRequest("stop_regex", shown, why)
     # Some errors show only where a mask is made.
     probe = made.deep_copy()
     probe.compute_bitmask()

@@ -129,6 +129,23 @@ def test_a_bad_expression_is_refused_quickly(pattern: str) -> None:
     assert time.process_time() - began < 1.0
 
 
+@pytest.mark.parametrize("pattern", ["END$", "^a", r"b|\Aa", "(?x)a # b"])
+def test_what_holds_for_a_whole_text_alone_is_refused_by_name(pattern: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        compile_stop(("x", pattern))
+    assert str(refused.value) == (
+        f"stop_regex={pattern!r}: must have no anchor, such as ^ or $, and no comment at its end"
+    )
+
+
+@pytest.mark.parametrize("pattern", ["[", ")", "a)|(b", "(?=x)a", "$a"])
+def test_an_error_shows_the_expression_that_was_given(pattern: str) -> None:
+    with pytest.raises(InvalidRequest, match="invalid regex") as refused:
+        compile_stop(("x", pattern))
+    assert refused.value.value == pattern
+    assert "(?:" not in str(refused.value)
+
+
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+b", "(.*a){9}b", "a[ab]{0,250}c"])
 def test_an_expression_that_explodes_elsewhere_takes_bounded_time(pattern: str) -> None:
     stop = StopRegex(compile_stop((pattern,)))
