@@ -32,6 +32,8 @@ MOST_KEPT: Final = 256
 MOST_KEPT_CHARS: Final = 1 << 22
 #: Threads that fill masks.
 MOST_THREADS: Final = 8
+#: What the library advises where a `oneOf` may have several parts that fit: no option here does.
+_ADVICE: Final = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 _UNSPELLED: Final = "no tokens of this model spell text that has to come"
 #: A text of a grammar, and how it writes characters by their numbers.
 _LITERAL: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"')
@@ -231,5 +233,5 @@ def _place(form: AnswerFormat, library: _Library) -> str:
 
 def _shown(why: str) -> str:
     """The library's message on one line, shortened for logs."""
-    line = " ".join(why.split())
+    line = " ".join(why.split()).replace(_ADVICE, "Several parts may fit, as with anyOf")
     return line if len(line) <= 300 else f"{line[:297]}..."

@@ -59,9 +59,9 @@ def _needs(place: str, schema: Mapping[str, Any]) -> Iterator[list[str]]:
     match schema:
         case {"type": "object" | ["object"], "required": [*names]}:
             yield from ([pointer(place, "properties", str(name))] for name in names)
-        case {"type": "array" | ["array"], "minItems": int(least)} if least > 0:
+        case {"type": "array" | ["array"], "minItems": int(least) | float(least)} if least > 0:
             first = schema.get("prefixItems")
-            count = min(least, len(first)) if isinstance(first, list) else 0
+            count = int(min(least, len(first))) if isinstance(first, list) else 0
             yield from ([pointer(place, "prefixItems", str(at))] for at in range(count))
             if least > count:
                 yield [pointer(place, "items")]

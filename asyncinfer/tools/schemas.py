@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -37,6 +38,26 @@ _ALL_FIT: Final[tuple[tuple[str, Any], ...]] = (
     ("format", "password"),
     ("format", "path"),
 )
+#: What the library's formats let by: a year 0, a 29 February of other years than leap years, and
+#: seconds of 60, which few programs can read.
+_YEAR: Final = "(?:[^0]...|0[^0]..|00[^0].|000[^0])"
+_LEAP_YEAR: Final = "(?:..(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY: Final = f"^(?:{_YEAR}-(?:0[^2]|1|02-(?:[^2]|2[^9]))|{_LEAP_YEAR}-02-29)"
+_PATTERNS: Final = {
+    "date": [{"pattern": _DAY}],
+    "date-time": [{"pattern": _DAY}, {"pattern": "^.{17}[^6]"}],
+    "time": [{"pattern": "^.{6}[^6]"}],
+}
+#: With this the texts of a `Decimal` begin in schemas of pydantic 2.12 and 2.13. The library knows
+#: no look-ahead, and this one says that some character is none of these.
+_DECIMAL: Final = "^(?!^[-+.]*$)"
+_DIGIT: Final = {"pattern": "[^-+.]"}
+#: One of a `Decimal` with `max_digits` and `decimal_places`, whose other digits are counted, too.
+_AHEAD: Final = re.compile(r"\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)(?=\\d\{0,[1-9])")
+#: Keywords of counts, which may be written as floats.
+_COUNTS: Final = tuple(
+    f"{bound}{what}" for bound in ("min", "max") for what in ("Items", "Length", "Properties")
+)
 #: Bounds, the exclusive ones second, and in which direction numbers are within.
 _BOUNDS: Final = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 #: The library's bounds are floats, and integers of 64 bits. Up to the first number each integer is
@@ -67,8 +88,9 @@ def is_exact(value: Any) -> bool:
 
 def restated(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema as the library can be held to it: without keywords that say nothing, with names of
-    properties that are listed as properties, and with bounds that the library can compute with.
-    Others are moved inwards to the next number that is both a float and of 64 bits."""
+    properties that are listed as properties, with dates and times that are some, and with bounds
+    that the library can compute with. Others are moved inwards to the next number that is both a
+    float and of 64 bits."""
 
     def plain(one: Mapping[str, Any]) -> dict[str, Any]:
         kept = {key: one[key] for key in one if (key, one[key]) not in _ALL_FIT}
@@ -78,6 +100,16 @@ def restated(schema: Mapping[str, Any]) -> dict[str, Any]:
             del kept["propertyNames"]
             kept["properties"] = dict.fromkeys(names, kept.get("additionalProperties", True))
             kept["additionalProperties"] = False
+        beside = _PATTERNS.get(str(kept.get("format")), [])
+        if isinstance(text := kept.get("pattern"), str) and text.startswith(_DECIMAL):
+            # One of its alternatives lacks the end that it means.
+            kept["pattern"] = f"^{_AHEAD.sub('', text.removeprefix(_DECIMAL)).replace('$', '')}$"
+            beside = [*beside, _DIGIT]
+        if beside and isinstance(others := kept.get("allOf", []), list):
+            kept["allOf"] = [*others, *(each for each in beside if each not in others)]
+        for name in _COUNTS:
+            if isinstance(count := kept.get(name), float) and count.is_integer():
+                kept[name] = int(count)
         for name, exclusive, inwards in _BOUNDS:
             if _is_large(kept.get(name)):
                 kept[name] = _moved(kept[name], inwards, False)

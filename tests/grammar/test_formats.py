@@ -249,6 +249,10 @@ KEYS = {
     "additionalProperties": {"type": "integer"},
     "$defs": {"E": {"enum": ["x", "y", 2], "title": "E"}},
 }
+DATE = {"type": "string", "format": "date"}
+#: Of pydantic 2.12: a Decimal, and one with max_digits=4 and decimal_places=2.
+DECIMAL = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
+PRICE = r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,2}|(?=[\d.]{1,5}0*$)\d{0,2}\.\d{0,2}0*$)"
 BOTH = {"properties": {"minimum": NAMES, "uniqueItems": {"const": False}}}
 
 
@@ -277,6 +281,19 @@ BOTH = {"properties": {"minimum": NAMES, "uniqueItems": {"const": False}}}
             [{"minimum": {"a": 1}, "uniqueItems": False}],
             [{"minimum": 1}],
         ),
+        # Dates and times that programs can read.
+        (DATE, ["2024-02-29", "2000-02-29", "0001-11-29"], ["2023-02-29", "1900-02-29"]),
+        (DATE, ["1010-10-20", "2023-02-28"], ["0000-02-29", "0000-01-01", "2023-00-01"]),
+        ({**DATE, "pattern": "^2", "allOf": [{"pattern": "9$"}]}, ["2024-02-29"], ["1024-02-29"]),
+        ({"format": "time"}, ["23:59:59Z", 7], ["23:59:60Z"]),
+        ({"format": "date-time"}, ["2024-02-29T00:00:06Z"], ["2024-01-01T00:00:60Z"]),
+        ({"format": "date-time", "type": "string"}, [], ["2023-02-29T00:00:00Z"]),
+        # A whole float is an integer.
+        ({"type": "array", "minItems": 1.0, "maxItems": 2.0}, [[1], [1, 2]], [[], [1, 2, 3]]),
+        ({"type": "string", "minLength": 2.0, "maxLength": 2.0}, ["ab"], ["a", "abc"]),
+        ({"type": "object", "minProperties": 1.0, "maxProperties": 1.0}, [{"a": 1}], [{}]),
+        (DECIMAL, ["1", "-1.50", ".5", "+007."], ["", "-", ".", "+.", "1,5", "1e5"]),
+        ({**DECIMAL, "pattern": PRICE}, ["12.34", "0012", "-.5", "1.20"], ["123", "1.234", "1x"]),
     ],
 )
 def test_large_bounds_and_keywords_that_say_nothing_are_held_to(
@@ -319,6 +336,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ),
     ("json_schema", {"anyOf": [{"type": "string"}, {"format": "shape"}]}, "json_schema/anyOf/1"),
     ("json_schema", {"properties": {"a": LIST}}, "json_schema/properties/a/items"),
+    (
+        "json_schema",
+        {"properties": {"a": {**LIST, "minItems": 1.0}}},
+        "json_schema/properties/a/items",
+    ),
+    ("json_schema", {"type": "array", "maxItems": 1.5}, "json_schema"),
     ("json_schema", {**NODE, "properties": {"a": {"$ref": "#"}}}, "json_schema/properties/a"),
     (
         "structural_tag",
@@ -353,6 +376,12 @@ def test_what_is_wrong_is_named(
     assert caught.value.field == place
     assert len(str(caught.value)) < 600
     assert not compiler.at_hand(AnswerFormat(kind, text))
+
+
+def test_no_option_is_advised_that_a_request_has_not(compiler: GrammarCompiler) -> None:
+    schema = json.dumps({"oneOf": [{"type": "number"}, {"type": "integer"}]})
+    with pytest.raises(InvalidRequest, match=r"Several parts may fit, as with anyOf$"):
+        matcher(compiler, "json_schema", schema)
 
 
 def chain(length: int, turn: bool) -> dict[str, Any]:
