@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any, Final
 
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.grammar.gbnf import gbnf_as_lark, is_gbnf
 from asyncinfer.structured_output import AnswerFormat
 from asyncinfer.tools.schemas import restated
 
@@ -16,10 +16,6 @@ __all__ = ["grammar_text", "json_grammar"]
 #: Options of JSON. White space is bounded, since a model may go on with it for ever.
 _JSON: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
 _ANSWER: Final = "answer"
-#: A rule of GBNF at the beginning of a line. Lark has a single colon there.
-_GBNF: Final = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
-#: A character that GBNF writes by its number.
-_NUMBERED: Final = re.compile(r"\\(?:\\|u([0-9a-fA-F]{4})|U(00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}))")
 
 
 def grammar_text(
@@ -50,7 +46,6 @@ def json_grammar(schema: Any) -> str:
 
 def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None], spelled: str) -> str:
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     match form.kind:
         case "json_schema":
@@ -70,20 +65,10 @@ def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None], spel
         case "structural_tag":
             return _tags(json.loads(form.text), special)
     try:
-        gbnf = _GBNF.search(form.text) is not None
-        lark = gbnf_to_lark(_NUMBERED.sub(_character, form.text)) if gbnf else form.text
+        lark = gbnf_as_lark(form.text) if is_gbnf(form.text) else form.text
     except Exception as error:
         raise InvalidRequest("grammar", form.text, f"is no GBNF: {error}") from error
     return LLMatcher.grammar_from_lark(lark)
-
-
-def _character(found: re.Match[str]) -> str:
-    """What GBNF writes by a number, as itself: the library drops the number's leading zeros, and
-    then takes letters that follow for digits."""
-    number = int(found[1] or found[2] or "d800", 16)
-    if number < 0x80:
-        return f"\\x{number:02x}"
-    return found[0] if 0xD800 <= number < 0xE000 else chr(number)
 
 
 def _tags(tag: Any, special: Callable[[str], int | None]) -> str:

@@ -108,6 +108,28 @@ def test_lark_and_gbnf_are_told_apart(
     assert not any(fits(compiler, "grammar", grammar, text.encode()) for text in bad)
 
 
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        # Names that the library takes for others.
+        ('root ::= start "b"\nstart ::= "a"', ["ab"], ["a", "b"]),
+        ('root ::= a-b a_b aB\na-b ::= "1"\na_b ::= "2"\naB ::= "3"', ["123"], ["111", "321"]),
+        ('root ::= 1a | -b\n1a ::= "x"\n-b ::= "y"', ["x", "y"], ["a", "b"]),
+        # Operators of the library's expressions are characters.
+        ("root ::= [a&&b]+", ["a&b", "&&"], ["c", ""]),
+        ("root ::= [a~~b] [+--]", ["a+", "~,", "b-"], ["c+", "a."]),
+        ("root ::= [[^] [^^\\\\]", ["[a", "^["], ["a^", "[^", "[\\"]),
+        (r'root ::= "\[#\]\"." [#\]"/]  # "c', ['[#]".#', '[#]".]', '[#]"./'], ['[#]".c']),
+        ("root ::= .{2}", ["a\n", "é😀"], ["a", "\n\n\n"]),
+    ],
+)
+def test_gbnf_says_what_it_does_in_llama_cpp(
+    compiler: GrammarCompiler, grammar: str, good: list[str], bad: list[str]
+) -> None:
+    assert all(fits(compiler, "grammar", grammar, text.encode()) for text in good)
+    assert not any(fits(compiler, "grammar", grammar, text.encode()) for text in bad)
+
+
 def test_choices_are_whole_strings(compiler: GrammarCompiler) -> None:
     choices = ["yes", 'n"o', "ye", "größer 😀", "a\\b"]
     for choice in choices:
