@@ -54,6 +54,10 @@ _DECIMAL: Final = "^(?!^[-+.]*$)"
 _DIGIT: Final = {"pattern": "[^-+.]"}
 #: One of a `Decimal` with `max_digits` and `decimal_places`, whose other digits are counted, too.
 _AHEAD: Final = re.compile(r"\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)(?=\\d\{0,[1-9])")
+#: A class of a regular expression, and what JSON Schema has for characters in it and the library
+#: for operators.
+_CLASS: Final = re.compile(r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]", re.DOTALL)
+_OPERATOR: Final = re.compile(r"(\\.)|[\[&~]", re.DOTALL)
 #: Keywords of counts, which may be written as floats.
 _COUNTS: Final = tuple(
     f"{bound}{what}" for bound in ("min", "max") for what in ("Items", "Length", "Properties")
@@ -100,6 +104,10 @@ def restated(schema: Mapping[str, Any]) -> dict[str, Any]:
             del kept["propertyNames"]
             kept["properties"] = dict.fromkeys(names, kept.get("additionalProperties", True))
             kept["additionalProperties"] = False
+        if isinstance(text := kept.get("pattern"), str):
+            kept["pattern"] = _with_plain_classes(text)
+        if isinstance(named := kept.get("patternProperties"), Mapping):
+            kept["patternProperties"] = {_with_plain_classes(key): named[key] for key in named}
         beside = _PATTERNS.get(str(kept.get("format")), [])
         if isinstance(text := kept.get("pattern"), str) and text.startswith(_DECIMAL):
             # One of its alternatives lacks the end that it means.
@@ -120,6 +128,17 @@ def restated(schema: Mapping[str, Any]) -> dict[str, Any]:
         return kept
 
     return _changed(schema, plain)
+
+
+def _with_plain_classes(pattern: str) -> str:
+    """A regular expression without what the library takes for a class within a class."""
+
+    def plain(found: re.Match[str]) -> str:
+        at = 2 if found[0].startswith(("[^", "\\")) else 1
+        inner = found[0][at:]
+        return found[0][:at] + _OPERATOR.sub(lambda one: one[1] or f"\\{one[0]}", inner)
+
+    return _CLASS.sub(plain, pattern)
 
 
 def _listed(root: Mapping[str, Any], names: Any) -> list[str] | None:

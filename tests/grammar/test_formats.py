@@ -310,6 +310,10 @@ BOTH = {"properties": {"minimum": NAMES, "uniqueItems": {"const": False}}}
         ({"format": "time"}, ["23:59:59Z", 7], ["23:59:60Z"]),
         ({"format": "date-time"}, ["2024-02-29T00:00:06Z"], ["2024-01-01T00:00:60Z"]),
         ({"format": "date-time", "type": "string"}, [], ["2023-02-29T00:00:00Z"]),
+        # Characters of a class.
+        ({"type": "string", "pattern": r"^[a[&&~~\]]+$"}, ["a[&~]"], ["b", ""]),
+        ({"type": "string", "pattern": r"^\[[^[:a\]]$"}, ["[b"], ["[[", "[a"]),
+        ({"patternProperties": {"^[a&&b]$": {"const": 1}}}, [{"&": 1}], [{"&": 2}]),
         # A whole float is an integer.
         ({"type": "array", "minItems": 1.0, "maxItems": 2.0}, [[1], [1, 2]], [[], [1, 2, 3]]),
         ({"type": "string", "minLength": 2.0, "maxLength": 2.0}, ["ab"], ["a", "abc"]),
