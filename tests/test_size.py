@@ -32,7 +32,7 @@ MOST = {
     "remote": 1_743,
     "runner": 4_680,
     "samplers": 420,
-    "sampling": 2_256,
+    "sampling": 2_265,
     "scheduler": 3_182,
     "server": 3_507,
     "speculation": 1_052,

@@ -54,6 +54,9 @@ class GuardedSampler:
         self._stateful = False
         #: Kept between calls: only a plugin could change this thread's default device.
         self._defaults = TorchDefaults.now()
+        #: The default dtype is the process's: another thread may change it during a call, as one
+        #: does that loads a model with transformers. What comes with the package does not.
+        self._watched = not kind.__module__.startswith("asyncinfer.samplers.")
         self._supervisor = Supervisor(
             label,
             Limits(seconds=timeout, late=STRIKES, option="sampler_timeout"),
@@ -157,10 +160,12 @@ class GuardedSampler:
         if supervisor.retired is not None:
             raise PluginFault(supervisor.retired)
         defaults = self._defaults = TorchDefaults.now(self._defaults.device)
+        changed = None
         try:
             answer = supervisor.call(plugin, method, *args, check=check, seconds=seconds)
         finally:
-            changed = defaults.restore()
+            if self._watched:
+                changed = defaults.restore()
         if changed is not None:
             raise self.fault(f"{method}() changed defaults of torch: {changed}")
         if supervisor.retired is not None:
