@@ -108,11 +108,17 @@ class EngineTokenizer:
         *,
         tools: Sequence[Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> int:
         """How many tokens a text or a chat is as a prompt. Raises `InvalidRequest`."""
         if isinstance(prompt, str):
             return len(self.encode(prompt))
-        ids = self.encode_chat(prompt, tools=tools, template_options=template_options)
+        ids = self.encode_chat(
+            prompt,
+            tools=tools,
+            template_options=template_options,
+            continue_final_message=continue_final_message,
+        )
         return len(ids)
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None) -> str:

@@ -53,8 +53,14 @@ class Messages:
         model = self._models.find(body.get("model"))
         chat = await call.offload(partial(anthropic_chat, places=call.places), body)
         tools = _tools(body).get("tools")
-        options = body.get("template_options")
-        counted = partial(model.engine.tokenizer.count, chat, tools=tools, template_options=options)
+        begun = body.get("continue_final_message")
+        counted = partial(
+            model.engine.tokenizer.count,
+            chat,
+            tools=tools,
+            template_options=body.get("template_options"),
+            continue_final_message=_is_begun(chat) if begun is None else begun,
+        )
         count = await offload(counted)
         await call.json({"input_tokens": count})
 

@@ -95,6 +95,16 @@ async def test_tokens_are_counted_as_they_are_taken() -> None:
             model="ChatModel", messages=MESSAGES, system="Be brief."
         )
         assert count.input_tokens == len(PROMPT)
+        # The last message is the beginning of the answer, as it is where the answer is asked for.
+        asked: Any = {"model": "ChatModel", "messages": MESSAGES[:2]}
+        count = await client.messages.count_tokens(**asked)
+        done = await client.messages.create(**asked, max_tokens=1)
+        assert count.input_tokens == done.usage.input_tokens == len("<user>hello<assistant>Hi")
+        asked["extra_body"] = {"continue_final_message": False}
+        count = await client.messages.count_tokens(**asked)
+        done = await client.messages.create(**asked, max_tokens=1)
+        read = done.usage.cache_read_input_tokens or 0
+        assert count.input_tokens == done.usage.input_tokens + read
 
 
 async def test_a_header_that_changes_does_not_defeat_the_cache() -> None:
