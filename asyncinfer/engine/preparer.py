@@ -15,7 +15,7 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.beam_search import BeamSearch
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.formats import Formats
-from asyncinfer.engine.limits import reasoning_of, stop_tokens, text_stop
+from asyncinfer.engine.limits import TextStops, reasoning_of, stop_tokens
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.output_stream import OutputStream
 from asyncinfer.engine.prompt_reader import PromptReader, is_chat
@@ -27,8 +27,7 @@ from asyncinfer.grammar import Matcher, compile_stop
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import ChosenSampler, Sequence, check_guided
 from asyncinfer.speculation import MOST_DRAFTED, Drafter, PackedTokens
-from asyncinfer.text import Detokenizer, StopStrings
-from asyncinfer.tools import message_text
+from asyncinfer.text import Detokenizer
 
 __all__ = ["INLINE_TOKENS", "EndedMeanwhile", "Preparer"]
 
@@ -162,7 +161,8 @@ class Preparer:
             search = BeamSearch(request, options.search, scheduler, new_id, decoded)
             search.begin(make(new_id(), seed=seed, matcher=matchers[0], candidates=few))
             return
-        stops = self._stops(request)
+        stops = TextStops(params, tokenizer, message)
+        self._admission.charge(request, stops.held_bytes)
         first: Sequence | None = None
         for index in range(params.n):
             # Golden-ratio steps keep the answers' random streams apart (Weyl sequence).
@@ -197,29 +197,18 @@ class Preparer:
                 fork_of=first,
             )
             first = first or sequence
-            detok = message_text(message, Detokenizer(tokenizer, token_ids))
             output = OutputStream(
                 request,
                 index,
                 sequence,
-                detok,
-                text_stop(params, stops),
+                stops.detokenizer(Detokenizer(tokenizer, token_ids)),
+                stops.watcher(),
                 None if params.repetition_stop is None else LoopDetector(*params.repetition_stop),
             )
             sequence.owner = output
             if guide is not None:
                 guide.owner = output
             request.outputs.append(output)
-
-    def _stops(self, request: Request) -> StopStrings | None:
-        """The stop strings as they stand in the text of an answer, which are charged; None without
-        any."""
-        params, message = request.params, request.message
-        stop = params.stop if message is None else message.delimiters.stops(params.stop)
-        if not stop:
-            return None
-        self._admission.charge(request, StopStrings.held_bytes(stop, params.n))
-        return StopStrings(stop, include=params.include_stop)
 
     def _prediction(self, options: RequestOptions) -> PackedTokens:
         """The tokens that the caller expects. Raises `InvalidRequest`."""

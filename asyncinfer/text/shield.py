@@ -71,6 +71,10 @@ class Shield:
         }
         return Shield({**self._special, **named}, self._normalise) if named else self
 
+    def words(self, text: str) -> set[str]:
+        """The special tokens that a text spells."""
+        return set() if self._word is None else set(self._word.findall(text))
+
     def mark(self, text: str) -> str:
         """`text` with marks, so that no special token is read in it, or across its ends."""
         marked = text if self._word is None else self._broken(text, self._word.search)

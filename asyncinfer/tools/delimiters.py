@@ -12,13 +12,15 @@ import re
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from asyncinfer.text import Detokenizer, Tokenizer
+from asyncinfer.text import Tokenizer
 
-__all__ = ["Delimiters", "Detokenizes", "MarkingDetokenizer"]
+__all__ = ["FURTHER_MARKS", "Delimiters", "Detokenizes", "MarkingDetokenizer"]
 
 _FIRST: Final = 0xD800
 #: How many marks there are.
 _MOST: Final = 0x400
+#: The first of as many marks beside these.
+FURTHER_MARKS: Final = _FIRST + _MOST
 
 
 class Detokenizes(Protocol):
@@ -30,15 +32,18 @@ class Detokenizes(Protocol):
 
 
 class Delimiters:
-    """The delimiters of one family with one tokenizer. Immutable; safe from any thread."""
+    """The delimiters of one family with one tokenizer. Immutable; safe from any thread.
 
-    def __init__(self, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+    `first` is the first mark; texts with the marks of two objects need other ones of each.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, texts: Iterable[str], first: int = _FIRST) -> None:
         written = "\n".join(texts)
         added = tokenizer.added_tokens
         found = sorted((text for text in added if text.strip() and text in written), key=len)
         tokens = found[::-1][:_MOST]
         #: Token id -> mark.
-        self.marks: dict[int, str] = {added[text]: chr(_FIRST + i) for i, text in enumerate(tokens)}
+        self.marks: dict[int, str] = {added[text]: chr(first + i) for i, text in enumerate(tokens)}
         self._spelled = {text: self.marks[added[text]] for text in tokens}
         self._ids = {text: added[text] for text in tokens}
         self._shown = {
@@ -92,7 +97,7 @@ class MarkingDetokenizer:
 
     __slots__ = ("_inner", "_marks")
 
-    def __init__(self, inner: Detokenizer, marks: dict[int, str]) -> None:
+    def __init__(self, inner: Detokenizes, marks: dict[int, str]) -> None:
         self._inner = inner
         self._marks = marks
 

@@ -137,6 +137,31 @@ async def test_a_special_token_that_is_a_stop_string_ends_the_answer() -> None:
             assert len(done.text) >= least
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"stop": "<s>user"}, ("ab", "<s>user")),
+        ({"stop": ["\n", "b<s>us"]}, ("a", "b<s>us")),
+        ({"stop": "b<s>us", "include_stop": True}, ("abus", "b<s>us")),
+        ({"stop": ["<s>user", "<s>us"], "min_tokens": 5, "n": 2}, ("ab", "<s>us")),
+        # What does not come is shown, but for the special token.
+        ({"stop": "b<s>ux"}, ("abuser", None)),
+        ({"stop": "<s>users"}, ("abuser", None)),
+        ({"stop": "<s>x", "stop_regex": "bu|b.u"}, ("a", "bu")),
+        ({"stop": ["<s>user", "<s>"]}, ("ab", "<s>")),
+    ],
+)
+async def test_a_special_token_may_be_part_of_a_stop_string(
+    options: dict[str, Any], shown: tuple[str, str | None]
+) -> None:
+    async with Engine(FakeModel()) as engine:
+        written = 'start: "ab" <[256]> "user"'
+        done = await engine.generate("x", grammar=written, max_tokens=50, **options)
+        assert [(each.text, each.stop_reason) for each in done.choices] == [shown] * len(
+            done.choices
+        )
+
+
 async def test_an_expression_that_takes_too_much_work_fails_its_own_request(
     open_engine: OpenEngine,
 ) -> None:
