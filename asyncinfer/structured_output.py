@@ -65,7 +65,7 @@ def check_constraints(given: Mapping[str, Any]) -> dict[str, Any]:
                 check_boolean(name, value)
             case "json_schema" if not is_typed(value):
                 kept[name] = json_object_text(name, value)
-                _check_schema(name, kept[name])
+                _check_schema(name, json.loads(kept[name]))
             case "structural_tag":
                 kept[name] = json_object_text(name, value)
                 _check_tags(json.loads(kept[name]))
@@ -111,7 +111,7 @@ def schema_of(typed: Any) -> str:
     except Exception as error:
         raise InvalidRequest("json_schema", typed, f"has no JSON Schema: {error}") from error
     text = json_object_text("json_schema", schema)
-    _check_schema("json_schema", text)
+    _check_schema("json_schema", json.loads(text))
     return text
 
 
@@ -237,15 +237,23 @@ def _escape(key: str) -> str:
     return key[:80].replace("~", "~0").replace("/", "~1")
 
 
-def _check_schema(name: str, text: str) -> None:
+def _check_names(place: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            bound = f"is not known; {', '.join(known)} are"
+            raise InvalidRequest(f"{place}/{_escape(name)}", given[name], bound)
+
+
+def _check_schema(name: str, schema: Mapping[str, Any]) -> None:
     """What a schema may not say of the way it is compiled."""
-    if "x-guidance" in json.loads(text):
+    if "x-guidance" in schema:
         raise InvalidRequest(f"{name}/x-guidance", Size("an object"), "is not an option")
 
 
 def _check_tags(tag: Any) -> None:
     """The form is `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`."""
     name = "structural_tag"
+    _check_names(name, tag, ("structures", "triggers", "type"))
     structures, triggers = tag.get("structures"), tag.get("triggers")
     if not isinstance(structures, list) or not structures:
         raise InvalidRequest(f"{name}/structures", structures, "must be a list of objects")
@@ -255,9 +263,11 @@ def _check_tags(tag: Any) -> None:
         place = f"{name}/structures/{index}"
         if not isinstance(one, dict) or not isinstance(one.get("begin"), str):
             raise InvalidRequest(place, one, "must have a string `begin`")
+        _check_names(place, one, ("begin", "schema", "end"))
         check_string(f"{place}/end", one.get("end", ""))
         if not isinstance(one.get("schema"), dict):
             raise InvalidRequest(f"{place}/schema", one.get("schema"), "must be a JSON Schema")
+        _check_schema(f"{place}/schema", one["schema"])
         if not any(one["begin"].startswith(trigger) for trigger in triggers):
             bound = f"must start with one of the triggers {triggers}"
             raise InvalidRequest(f"{place}/begin", one["begin"], bound)

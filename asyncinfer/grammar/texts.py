@@ -63,7 +63,7 @@ def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None], spel
         case "tools":
             return LLMatcher.grammar_from_lark(form.text)
         case "structural_tag":
-            return _tags(json.loads(form.text), special)
+            return LLMatcher.grammar_from_lark(_tags(json.loads(form.text), special))
     try:
         lark = gbnf_as_lark(form.text) if is_gbnf(form.text) else form.text
     except Exception as error:
@@ -72,22 +72,26 @@ def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None], spel
 
 
 def _tags(tag: Any, special: Callable[[str], int | None]) -> str:
-    from llguidance import LLMatcher, StructTag
-
-    triggers = tag["triggers"]
-    tags = [
-        StructTag(
-            trigger=next(t for t in triggers if one["begin"].startswith(t)),
-            begin=one["begin"],
-            grammar=restated(one["schema"]),
-            end=one.get("end", ""),
-        )
-        for one in tag["structures"]
-    ]
-    text = StructTag.to_grammar(
-        tags, assume_special=all(special(tag.trigger) is not None for tag in tags)
-    )
-    return LLMatcher.grammar_from_lark(text)
+    """Free text with tags, each from the first place where its trigger is complete."""
+    rules = ["TAG_TEXT: /(.|\\n)*/"]
+    for at, one in enumerate(tag["structures"]):
+        begin, end = one["begin"], one.get("end", "")
+        head = next(trigger for trigger in tag["triggers"] if begin.startswith(trigger))
+        if special(begin) is not None:
+            head = begin
+        opened = f"tag_{at}_begun"
+        if (token := special(head)) is None:
+            rules.append(f"{opened}[lazy]: TAG_TEXT {json.dumps(head)}")
+        else:
+            # No text spells it.
+            rules.append(f"{opened}: TAG_TEXT <[{token}]>")
+        rest = json.dumps(begin[len(head) :]) if begin != head else ""
+        schema = json.dumps({**restated(one["schema"]), "x-guidance": _JSON})
+        token = special(end)
+        closed = f"<[{token}]>" if token is not None else json.dumps(end) if end else ""
+        rules.append(f"tag_{at}: {opened} {rest} %json {schema} {closed}")
+    either = " | ".join(f"tag_{at}" for at in range(len(tag["structures"])))
+    return "\n".join([f"start: ({either})* rest", "rest: TAG_TEXT", *rules])
 
 
 def _closing(closing: str, token: int | None) -> str:

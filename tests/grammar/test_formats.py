@@ -217,7 +217,27 @@ def test_tags_in_free_text(compiler: GrammarCompiler) -> None:
     assert not fits(compiler, "structural_tag", tag, b"text <f=b>1</f>")
 
 
+def test_a_tag_may_begin_and_end_with_a_special_token(compiler: GrammarCompiler) -> None:
+    """No text spells it, so that such a tag was refused, or never begun."""
+    one = {"begin": "<s>f(", "schema": {"type": "integer"}, "end": ")"}
+    two = {"begin": "<s>", "schema": {"type": "boolean"}, "end": "<s>"}
+    three = {"begin": "#😀", "schema": {"type": "null"}}
+    tag = {"structures": [one, two, three], "triggers": ["#", "<s>"], "type": "structural_tag"}
+    made = matcher(compiler, "structural_tag", json.dumps(tag))
+    for token in (*b"a", 256, *b"f(12)b", 256, *b"true", 256, *"c#😀null".encode()):
+        assert token in allowed_ids(fill_masks([made])[0], VOCAB)
+        made.accept(token, 0)
+    assert 257 in allowed_ids(fill_masks([made])[0], VOCAB)
+    made = matcher(compiler, "structural_tag", json.dumps(tag))
+    made.accept(256, 0)
+    assert allowed_ids(fill_masks([made])[0], VOCAB).tolist() == sorted(b"ft")
+
+
 def test_white_space_is_bounded(compiler: GrammarCompiler) -> None:
+    tag = {"structures": [{"begin": "<f>", "schema": {}, "end": ""}], "triggers": ["<f>"]}
+    for spaces, fit in ((8, True), (9, False)):
+        answer = b'<f>{"a":' + b" " * spaces + b"1}"
+        assert fits(compiler, "structural_tag", json.dumps(tag), answer) == fit
     assert fits(compiler, "json_schema", "{}", b'{"a":' + b" " * 8 + b"1}")
     assert not fits(compiler, "json_schema", "{}", b'{"a":' + b" " * 9 + b"1}")
 
@@ -477,6 +497,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"choice": [""]}, "choice[0]"),
     ({"choice": "text"}, "choice"),
     ({"structural_tag": {}}, "structural_tag/structures"),
+    ({"structural_tag": {"structures": [], "at_least_one": True}}, "structural_tag/at_least_one"),
+    (
+        {"structural_tag": {"structures": [{"begin": "<", "ends": ">"}], "triggers": ["<"]}},
+        "structural_tag/structures/0/ends",
+    ),
+    (
+        {
+            "structural_tag": {
+                "structures": [{"begin": "<", "schema": {"x-guidance": {}}}],
+                "triggers": ["<"],
+            }
+        },
+        "structural_tag/structures/0/schema/x-guidance",
+    ),
     (
         {"structural_tag": {"structures": [{"begin": "<a>"}], "triggers": ["<"]}},
         "structural_tag/structures/0/schema",
