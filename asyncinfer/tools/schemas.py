@@ -38,15 +38,23 @@ _ALL_FIT: Final[tuple[tuple[str, Any], ...]] = (
     ("format", "password"),
     ("format", "path"),
 )
-#: What the library's formats let by: a year 0, a 29 February of other years than leap years, and
-#: seconds of 60, which few programs can read.
-_YEAR: Final = "(?:[^0]...|0[^0]..|00[^0].|000[^0])"
-_LEAP_YEAR: Final = "(?:..(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-_DAY: Final = f"^(?:{_YEAR}-(?:0[^2]|1|02-(?:[^2]|2[^9]))|{_LEAP_YEAR}-02-29)"
+#: Dates and times that programs can read, in place of the library's formats: these let by a year 0,
+#: a 29 February of any year, and seconds of 60.
+_YEAR: Final = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP_YEAR: Final = (
+    "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+)
+_MONTHS: Final = (
+    "(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
+    "|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
+)
+_DATE: Final = f"(?:{_YEAR}-{_MONTHS}|{_LEAP_YEAR}-02-29)"
+_HOUR: Final = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME: Final = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]+)?(?:[Zz]|[+-]{_HOUR})"
 _PATTERNS: Final = {
-    "date": [{"pattern": _DAY}],
-    "date-time": [{"pattern": _DAY}, {"pattern": "^.{17}[^6]"}],
-    "time": [{"pattern": "^.{6}[^6]"}],
+    "date": f"^{_DATE}$",
+    "date-time": f"^{_DATE}[Tt]{_TIME}$",
+    "time": f"^{_TIME}$",
 }
 #: With this the texts of a `Decimal` begin in schemas of pydantic 2.12 and 2.13. The library knows
 #: no look-ahead, and this one says that some character is none of these.
@@ -108,7 +116,11 @@ def restated(schema: Mapping[str, Any]) -> dict[str, Any]:
             kept["pattern"] = _with_plain_classes(text)
         if isinstance(named := kept.get("patternProperties"), Mapping):
             kept["patternProperties"] = {_with_plain_classes(key): named[key] for key in named}
-        beside = _PATTERNS.get(str(kept.get("format")), [])
+        beside = []
+        if (pattern := _PATTERNS.get(str(kept.get("format")))) is not None:
+            del kept["format"]
+            if kept.setdefault("pattern", pattern) != pattern:
+                beside = [{"pattern": pattern}]
         if isinstance(text := kept.get("pattern"), str) and text.startswith(_DECIMAL):
             # One of its alternatives lacks the end that it means.
             kept["pattern"] = f"^{_AHEAD.sub('', text.removeprefix(_DECIMAL)).replace('$', '')}$"

@@ -424,6 +424,13 @@ def test_what_is_wrong_is_named(
     assert not compiler.at_hand(AnswerFormat(kind, text))
 
 
+def test_many_dates_make_no_large_schema(compiler: GrammarCompiler) -> None:
+    dates = {str(at): {"format": "date-time"} for at in range(700)}
+    schema = {"type": "object", "properties": dates, "required": [*dates]}
+    made = matcher(compiler, "json_schema", json.dumps(schema))
+    assert allowed_ids(fill_masks([made])[0], VOCAB).tolist() == [ord("{")]
+
+
 def test_no_option_is_advised_that_a_request_has_not(compiler: GrammarCompiler) -> None:
     schema = json.dumps({"oneOf": [{"type": "number"}, {"type": "integer"}]})
     with pytest.raises(InvalidRequest, match=r"Several parts may fit, as with anyOf$"):
