@@ -11,6 +11,7 @@ import torch
 from asyncinfer.config import EngineConfig
 from asyncinfer.kernels import onednn
 from asyncinfer.kernels.kept import keep, kept_path, read_kept
+from asyncinfer.kernels.native import between_kernels, source_hash
 from asyncinfer.machine import cpu_model
 from asyncinfer.models import ModelConfig
 from asyncinfer.quantization import make_linear
@@ -18,8 +19,9 @@ from asyncinfer.runner.device import use_cpu_threads
 
 __all__ = ["computes_in_bfloat16"]
 
-#: With fewer numbers in a matrix, other operators cost more than products, as in small models.
-_SMALLEST: Final = 1 << 20
+#: With fewer numbers in a matrix, products are too small a part of a step: where native code
+#: computes what is between them, and where torch's operators do.
+_SMALLEST, _SMALLEST_OF_TORCH = 1 << 18, 1 << 20
 #: The longest side of the matrix that is measured.
 _SIDE: Final = 2048
 #: Rows: one request, a batch, a chunk of a prompt.
@@ -37,16 +39,19 @@ def computes_in_bfloat16(
     in bfloat16 and held unchanged.
 
     That is measured on a matrix of the model's size, in 20 to 200 ms, and kept in `folder` (None:
-    the user's cache folder) for the processor, torch's version and the size.
+    the user's cache folder) for the processor, torch's version, the native code and the size.
     """
     if model.scheme is not None or config.weights != "plain" or config.deterministic:
         return False
     outputs, inputs = min(model.intermediate_size, _SIDE), min(model.hidden_size, _SIDE)
     if outputs * inputs < _SMALLEST or not onednn.available(torch.bfloat16):
         return False
+    if outputs * inputs < _SMALLEST_OF_TORCH and between_kernels(torch.bfloat16) is None:
+        return False
     key = {
         "processor": cpu_model(),
         "torch": torch.__version__,
+        "native": source_hash(),
         "matrix": f"{outputs} x {inputs}",
     }
     path = kept_path("cpu-dtypes", key, folder)

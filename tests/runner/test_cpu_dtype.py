@@ -103,15 +103,27 @@ def test_what_is_small_quantised_or_exact_is_not_measured(
     clock = measured(monkeypatch, 2.0, 2.0, 2.0)
     quantised = replace(model, scheme=Scheme("gptq", ()))
     for other, config in (
-        (replace(model, intermediate_size=2047), AUTO),
+        (replace(model, intermediate_size=511), AUTO),
         (quantised, AUTO),
         (model, EngineConfig(weights="int8")),
         (model, EngineConfig(deterministic=True)),
     ):
         assert not computes_in_bfloat16(other, config, tmp_path)
+    # In a model of this size torch's operators between the products take too long.
+    monkeypatch.setattr(cpu_dtype, "between_kernels", lambda dtype: None)
+    assert not computes_in_bfloat16(replace(model, intermediate_size=2047), AUTO, tmp_path)
     monkeypatch.setattr(cpu_dtype.onednn, "available", lambda dtype: False)
     assert not computes_in_bfloat16(model, AUTO, tmp_path)
     assert not clock.asked
+
+
+def test_a_small_model_is_measured_where_all_of_it_is_native_code(
+    model: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = measured(monkeypatch, 2.0, 2.0, 2.0)
+    monkeypatch.setattr(cpu_dtype, "between_kernels", lambda dtype: object())
+    assert computes_in_bfloat16(replace(model, intermediate_size=512), AUTO, tmp_path)
+    assert clock.asked == [(512, 512)]
 
 
 def test_the_measurement_is_of_both(model: ModelConfig) -> None:

@@ -8,6 +8,7 @@ from asyncinfer.kernels.native.blocked import BlockedWeight
 from asyncinfer.kernels.native.calls import Arena, RecordedCalls, Recording
 from asyncinfer.kernels.native.decode import decode_kernel
 from asyncinfer.kernels.native.host import NEEDED, available
+from asyncinfer.kernels.native.kept_code import source_hash
 from asyncinfer.kernels.native.laying import LayingKernels, laying_kernels
 from asyncinfer.kernels.native.lora import LoraKernel, lora_kernel
 from asyncinfer.kernels.native.packed import packed_kernel
@@ -34,4 +35,5 @@ __all__ = [
     "lora_kernel",
     "packed_kernel",
     "prefill_kernel",
+    "source_hash",
 ]
