@@ -100,21 +100,20 @@ class Engine(Inference, Uncopied):
     @property
     def default_params(self) -> SamplingParams:
         """The options of a request that names none: those of the model's generation_config.json,
-        greedy where that does not say `do_sample`. Raises as `stream` does while the engine is not
+        greedy where that does not say `do_sample`. Raises `EngineClosed` before the engine is
         open."""
-        return self._frontend.check().loaded.defaults.params({})
+        return self._frontend.loaded.defaults.params({})
 
     @property
     def tokenizer(self) -> EngineTokenizer:
-        """The model's tokenizer and chat template, as requests use them. Raises as `stream` does
-        while the engine is not open."""
-        return EngineTokenizer(self._frontend.check().loaded, self.config)
+        """The model's tokenizer and chat template, as requests use them. Raises `EngineClosed`
+        before the engine is open, and not after it was closed."""
+        return EngineTokenizer(self._frontend.loaded, self.config)
 
     @property
     def model(self) -> ModelInfo:
-        """The model's name, context, vocabulary and the like. Raises as `stream` does while the
-        engine is not open."""
-        return info_of(self._source, self._frontend.check().loaded, self.config)
+        """The model's name, context, vocabulary and the like. Raises as `tokenizer` does."""
+        return info_of(self._source, self._frontend.loaded, self.config)
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters, from any thread, without waiting."""

@@ -21,6 +21,7 @@ from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.loop_bridge import LoopBridge, Waiter, send_news
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.request import Request
+from asyncinfer.engine.source import Loaded
 from asyncinfer.engine.stream_buffer import Outcome
 from asyncinfer.engine.turn_limit import TurnLimits
 from asyncinfer.errors import EngineClosed
@@ -63,12 +64,22 @@ class Frontend:
 
     def check(self) -> Core:
         """The open core. Raises `EngineClosed` or `EngineDead` if there is none."""
+        core = self._opened()
+        self.admission.check()
+        return core
+
+    @property
+    def loaded(self) -> Loaded:
+        """What the engine serves, also while it closes and after: an answer that it gave is read
+        then. Raises `EngineClosed` before the engine is open, and in a fork."""
+        return self._opened().loaded
+
+    def _opened(self) -> Core:
         self.check_process()
         if self.core is None:
             raise EngineClosed(
                 "the engine is not open; use `async with`, or `with` for a SyncEngine"
             )
-        self.admission.check()
         return self.core
 
     def check_process(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from asyncinfer.engine import Engine
-from asyncinfer.errors import AsyncInferError, InvalidConfig
+from asyncinfer.errors import AsyncInferError, EngineClosed, EngineDead, InvalidConfig
 from asyncinfer.remote import RemoteEngine
 from asyncinfer.server.errors import HttpError
 from asyncinfer.stats import AdapterInfo
@@ -90,6 +90,11 @@ class Models:
 
     def entry(self, model: Model) -> dict[str, Any]:
         """The entry of one. Raises `EngineClosed` and `EngineDead`."""
+        health = model.engine.health()
+        if not health.serving:
+            # The model of a closed engine can still be read.
+            kind = EngineDead if health.state == "dead" else EngineClosed
+            raise kind("; ".join(health.reasons) or f"the engine is {health.state}")
         told: dict[str, Any] = {"id": model.name, "object": "model", "created": self._created}
         told |= {"owned_by": "asyncinfer", "max_model_len": model.engine.model.max_context}
         if model.adapter is not None:

@@ -1,4 +1,4 @@
-"""`engine.tokenizer` refuses what is no text, chat or token id, by name."""
+"""`engine.tokenizer` refuses what is no text, chat or token id, by name. It outlives the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncinfer import Engine, InvalidRequest
+from asyncinfer import Engine, EngineClosed, InvalidRequest
 from asyncinfer.engine import EngineTokenizer
 
 pytestmark = pytest.mark.anyio
@@ -69,3 +69,15 @@ async def test_any_whole_numbers_are_token_ids() -> None:
         assert tokenizer.decode(np.array(ids)) == tokenizer.decode(tuple(ids)) == "import os"
         assert tokenizer.decode([*ids, engine.model.vocab_size + 1]) == "import os"
         assert tokenizer.token_bytes(np.int64(ids[0])) == b"import"
+
+
+async def test_it_is_there_after_a_close() -> None:
+    """An answer is read then, and its logprobs need it."""
+    engine = Engine()
+    for name in ("tokenizer", "model", "default_params"):
+        with pytest.raises(EngineClosed, match="not open"):
+            getattr(engine, name)
+    async with engine:
+        model, ids = engine.model, engine.tokenizer.encode("import os")
+    assert engine.model == model
+    assert engine.tokenizer.encode("import os") == ids
