@@ -6,7 +6,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from math import ceil
@@ -23,7 +23,8 @@ from asyncinfer.server import ApiKey, Served, check_hosts, check_origins, create
 
 __all__ = ["serve"]
 
-#: Seconds after the drain timeout in which clients are told of it.
+#: Seconds after the drain timeout in which clients are told of it. Connections that are open then
+#: are cut, and as many seconds later uvicorn cancels what still answers, with a traceback.
 _TELLING = 2
 #: Names of this machine: `Host` headers that a server on it takes without --allowed-host. Any other
 #: name may belong to a web page that made it resolve to this machine (DNS rebinding).
@@ -169,7 +170,7 @@ async def _serve(
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=ceil(drain_timeout) + _TELLING,
+            timeout_graceful_shutdown=ceil(drain_timeout) + 2 * _TELLING,
         )
         server = Server(config)
         address, port = listening.getsockname()[:2]
@@ -177,7 +178,8 @@ async def _serve(
         url = f"http://{place}:{port}"
         click.echo(f"Serving at {url}/v1, a chat page at {url} (Ctrl-C ends)", err=True)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_stop_on_signal, server, tasks, partial(_drain, opened, drain_timeout))
+            ending = partial(_drain, opened, drain_timeout), partial(_cut, server, drain_timeout)
+            tasks.start_soon(_stop_on_signal, server, tasks, ending)
             await server.serve(sockets=[listening])
             tasks.cancel_scope.cancel()
 
@@ -187,8 +189,15 @@ async def _drain(engine: Served, timeout: float) -> None:
     await engine.aclose(drain_timeout=timeout)
 
 
+async def _cut(server: Any, timeout: float) -> None:
+    """End the connections of clients that do not read, or have not sent all of their request."""
+    await anyio.sleep(timeout + _TELLING)
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+
+
 async def _stop_on_signal(
-    server: Any, tasks: TaskGroup, drain: Callable[[], Coroutine[Any, Any, None]]
+    server: Any, tasks: TaskGroup, ending: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 ) -> None:
     """The first signal lets answers end, the second does not."""
     if sys.platform == "win32":
@@ -197,5 +206,6 @@ async def _stop_on_signal(
         async for _ in signals:
             server.force_exit = server.should_exit
             if not server.should_exit:
-                tasks.start_soon(drain)
+                for each in ending:
+                    tasks.start_soon(each)
             server.should_exit = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -58,6 +59,29 @@ def test_a_model_is_served_until_it_is_stopped() -> None:
         program.send_signal(signal.SIGTERM)
         _, told = program.communicate(timeout=240)
         assert (program.returncode, told) == (0, "")
+
+
+@pytest.mark.slow
+def test_who_does_not_send_or_read_is_cut_when_the_server_is_stopped() -> None:
+    """Without a traceback for each of them."""
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    many = {"prompt": "import ", "max_tokens": 1000, "n": 8, "logprobs": 20, "ignore_eos": True}
+    body = json.dumps({**many, "stream": True})
+    whole = f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+    with served("-m", "embedded", "--drain-timeout", "0") as (url, program):
+        place = ("127.0.0.1", int(url.rpartition(":")[2].removesuffix("/v1")))
+        with socket.create_connection(place) as half, socket.socket() as unread:
+            half.sendall(whole[:-1])
+            unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            unread.connect(place)
+            unread.sendall(whole)
+            metrics = url.replace("/v1", "/metrics")
+            # Its stream is paused once nothing more can be sent.
+            while 'asyncinfer_paused{model="embedded"} 8' not in httpx2.get(metrics).text:
+                assert program.poll() is None
+            program.send_signal(signal.SIGTERM)
+            _, told = program.communicate(timeout=240)
+    assert (program.returncode, told) == (0, "")
 
 
 def test_a_port_that_is_taken_is_told_before_a_model_is_loaded() -> None:
