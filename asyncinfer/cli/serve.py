@@ -16,10 +16,20 @@ import anyio
 import click
 from anyio.abc import TaskGroup
 
+from asyncinfer.bounds import MAX_DEADLINE
 from asyncinfer.cli.engine import open_engine
+from asyncinfer.cli.finite import FiniteRange
 from asyncinfer.cli.model import with_model
 from asyncinfer.cli.options import engine_options
-from asyncinfer.server import ApiKey, Served, check_hosts, check_origins, create_app
+from asyncinfer.errors import InvalidConfig
+from asyncinfer.server import (
+    ApiKey,
+    Served,
+    check_hosts,
+    check_key,
+    check_origins,
+    create_app,
+)
 
 __all__ = ["serve"]
 
@@ -55,7 +65,7 @@ _LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
 @click.option("--allowed-host", "hosts", multiple=True, help="Serve this `Host` too.")
 @click.option(
     "--drain-timeout",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(0, MAX_DEADLINE),
     default=30.0,
     show_default=True,
     help="Seconds that answers may go on when the server is stopped.",
@@ -94,6 +104,8 @@ def serve(
         engine["max_requests"] = max_requests
     if replicas is not None and "adapter" in engine:
         raise click.UsageError("--adapter goes with one engine, not with --ray")
+    if "" in names:
+        raise click.UsageError("--name: must not be empty")
     check_origins(origins)
     check_hosts(hosts)
     local = host in ("localhost", "127.0.0.1", "::1")
@@ -116,6 +128,10 @@ def _keys(keys: tuple[str, ...]) -> dict[str, ApiKey]:
         if not key or "=" in scope or (found and not scope):
             # A base64 key ends with "=", which would be cut off.
             raise click.UsageError("--api-key: must be KEY or KEY=SCOPE, without another '='")
+        try:
+            check_key(key)
+        except InvalidConfig as error:
+            raise click.UsageError(f"--api-key: {error.bound}") from error
     return {key: ApiKey(cache_scope=scope) for key, _, scope in pairs}
 
 

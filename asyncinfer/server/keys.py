@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from asyncinfer.bounds import MAX_PRIORITY, MAX_SCOPE_CHARS
 from asyncinfer.checks import check_integer, check_string, checking_config
-from asyncinfer.errors import InvalidConfig
+from asyncinfer.errors import InvalidConfig, Size
 from asyncinfer.server.errors import HttpError, overloaded
 
-__all__ = ["ApiKey", "Keys"]
+__all__ = ["ApiKey", "Keys", "check_key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,16 @@ class ApiKey:
                 check_integer("max_requests", self.max_requests, 1)
 
 
+def check_key(secret: object) -> None:
+    """Raise `InvalidConfig`, which does not tell it, for a key that no header can have: the spaces
+    around a header's value are no part of it."""
+    if not isinstance(secret, str) or not secret:
+        raise InvalidConfig("keys", type(secret).__name__, "a key must be a string")
+    if not secret.isprintable() or secret != secret.strip():
+        bound = "a key must have no control characters, and no white space around it"
+        raise InvalidConfig("keys", Size(f"{len(secret)} characters"), bound)
+
+
 class Keys:
     """Finds the key of a request, and counts the requests of each."""
 
@@ -46,8 +56,7 @@ class Keys:
         if keys is not None:
             self._known = {}
             for secret, key in keys.items():
-                if not isinstance(secret, str) or not secret:
-                    raise InvalidConfig("keys", type(secret).__name__, "a key must be a string")
+                check_key(secret)
                 if not isinstance(key, ApiKey):
                     raise InvalidConfig("keys", type(key).__name__, "must map to an ApiKey")
                 self._known[_digest(secret.encode())] = key

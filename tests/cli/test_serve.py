@@ -115,6 +115,11 @@ def test_bad_origins_and_hosts_are_told_before_a_model_is_loaded(
         ["--port", "0", "--api-key", "c2VjcmV0MQ=="],
         ["--port", "0", "--api-key", "secret="],
         ["--port", "0", "--api-key", "=scope"],
+        ["--port", "0", "--api-key", "c2Vjc "],
+        ["--port", "0", "--name", "a", "--name", ""],
+        ["--port", "0", "--drain-timeout", "nan"],
+        ["--port", "0", "--drain-timeout", "inf"],
+        ["--port", "0", "--drain-timeout", "-1"],
     ],
 )
 def test_a_bad_option_is_told(options: list[str]) -> None:

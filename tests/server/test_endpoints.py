@@ -432,6 +432,10 @@ async def test_keys_have_scopes_and_a_number_of_requests(
     [
         {"keys": {"": ApiKey()}},
         {"keys": {"a": "b"}},
+        # As a file has it.
+        {"keys": {"secret\n": ApiKey()}},
+        {"keys": {" secret": ApiKey()}},
+        {"keys": {"\ud800": ApiKey()}},
         {"max_body_bytes": 0},
         {"cache_scope": "x" * 257},
         {"cors_origins": ("https://a.example", 3)},
