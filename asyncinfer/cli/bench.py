@@ -48,6 +48,7 @@ from asyncinfer.cli.bench_route import route
 from asyncinfer.cli.bench_run import print_record, run_bench
 from asyncinfer.cli.bench_soak import soak
 from asyncinfer.cli.bench_speculate import speculate
+from asyncinfer.cli.finite import FiniteRange
 from asyncinfer.cli.options import sampler_option
 from asyncinfer.cli.start import raise_again
 
@@ -199,7 +200,7 @@ def lag(
 @count("--peer-repeat", 3, "Repetitions of the others, at most: they take most of the time.")
 @click.option(
     "--peer-seconds",
-    type=click.FloatRange(0.0, min_open=True),
+    type=FiniteRange(0.0, min_open=True),
     default=120.0,
     show_default=True,
     help="For opening another engine, and for each of its turns; it takes no further ones then.",
@@ -232,7 +233,10 @@ def serve(
         if peers:
             raise click.UsageError("--peer and --no-peer exclude each other")
         options["peers"] = ()
-    pythons = parse_peers(peers)
+    try:
+        pythons = parse_peers(peers)
+    except BenchError as error:
+        raise click.UsageError(str(error)) from error
     if peers:
         options["peers"] = tuple(pythons)
     chosen = ServeOptions(

@@ -25,6 +25,7 @@ from asyncinfer.bench import (
 )
 from asyncinfer.cli.bench_options import FILE, recorded, several
 from asyncinfer.cli.bench_run import write_record
+from asyncinfer.cli.finite import FiniteRange
 from asyncinfer.cli.plugin_choice import plugin_choice
 from asyncinfer.plugins import cache_policies
 
@@ -54,7 +55,7 @@ __all__ = ["cache"]
 )
 @click.option(
     "--pinned-share",
-    type=click.FloatRange(0.0, 1.0),
+    type=FiniteRange(0.0, 1.0),
     default=0.0,
     show_default=True,
     help="Of all blocks, how many open conversations may pin.",

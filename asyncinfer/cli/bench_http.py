@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ __all__ = ["http"]
 @number("--seconds", 10.0, "How long clients come, and the idle loop is watched.", least=0.1)
 @count("--tokens", 64, "Of an answer that is read whole.", 2)
 @count("--calls", 1000, "In-process calls of each kind.")
-@loop
+@partial(loop, loops=("asyncio", "uvloop"))
 @quick
 @repeat()
 @recorded

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from asyncinfer.bench import LOOPS
+from asyncinfer.cli.finite import FiniteRange
 from asyncinfer.cli.new_file import NewFile
 
 __all__ = ["FILE", "count", "device", "loop", "number", "quick", "recorded", "repeat", "several"]
@@ -26,7 +27,7 @@ def count(flag: str, default: int, what: str, least: int = 1) -> Callable[[Funct
 
 def number(flag: str, default: float, what: str, least: float) -> Callable[[Function], Function]:
     """An option that takes a real number."""
-    kind = click.FloatRange(least)
+    kind = FiniteRange(least)
     return click.option(flag, type=kind, default=default, show_default=True, help=what)
 
 
@@ -50,8 +51,8 @@ def repeat(default: int = 3) -> Callable[[Function], Function]:
     return count("--repeat", default, "Repetitions; the median counts.")
 
 
-def loop(function: Function) -> Function:
-    kind = click.Choice(LOOPS)
+def loop(function: Function, loops: Sequence[str] = LOOPS) -> Function:
+    kind = click.Choice(loops)
     return click.option(
         "--backend", "loop", type=kind, default="asyncio", show_default=True, help="Event loop."
     )(function)

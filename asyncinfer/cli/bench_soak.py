@@ -10,13 +10,14 @@ import click
 from asyncinfer.bench import SoakOptions, measure_soak
 from asyncinfer.cli.bench_options import count, loop, number, quick, recorded
 from asyncinfer.cli.bench_run import run_bench
+from asyncinfer.cli.finite import FiniteRange
 
 __all__ = ["soak"]
 
 
 @click.command(short_help="What is left of an hour of load?")
 @number("--seconds", 60.0, "Of the load; the other parts take a minute or two.", least=1.0)
-@click.option("--minutes", type=click.FloatRange(min=0.1), help="The same in minutes.")
+@click.option("--minutes", type=FiniteRange(0.1), help="The same in minutes.")
 @count("--streams", 2000, "Held at once.")
 @number("--rate", 20_000, "Tokens a second.", least=1)
 @count("--aborts", 10_000, "Requests left at random moments, half of them while tokenised.", 2)

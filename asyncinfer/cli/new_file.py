@@ -23,6 +23,8 @@ class NewFile(click.Path):
     ) -> Any:
         path = super().convert(value, param, context)
         assert isinstance(path, Path)
+        if value == "-" and not self.allow_dash:
+            self.fail("'-' is no file: the result is printed anyway", param, context)
         if not path.parent.is_dir():
             self.fail(f"{value}: the folder does not exist", param, context)
         return path

@@ -92,6 +92,26 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_run(
     assert "there is no plot of 'speculate'" in said
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["http", "--backend", "trio"], "'trio' is not one of 'asyncio', 'uvloop'"),
+        (["http", "--seconds", "nan"], "'nan' is not a finite number"),
+        (["soak", "--minutes", "inf"], "'inf' is not a finite number"),
+        (["serve", "--peer", "bogus"], "--peer 'bogus': the peers are"),
+        # It was a file of this name.
+        (["lag", "--json", "-"], "'-' is no file"),
+    ],
+)
+def test_wrong_usage_is_told_as_such(
+    options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *options])
+    assert end.value.code == 2
+    assert told in capsys.readouterr().err
+
+
 def test_a_plot_without_matplotlib_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
