@@ -29,6 +29,7 @@ class HttpError(Exception):
         param: the field that is wrong, if one is.
         code: OpenAI's `code`.
         headers: beside those of every answer.
+        details: what Anthropic's clients read beside the message.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class HttpError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -48,6 +50,7 @@ class HttpError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.details = details
         #: Whether it stands for an error that no rule of this module knows: a bug.
         self.foreign = False
 
@@ -114,8 +117,10 @@ def openai_error(error: HttpError, request_id: str) -> dict[str, Any]:
 
 def anthropic_error(error: HttpError, request_id: str) -> dict[str, Any]:
     """The body of an error, or the data of an event, for Anthropic's clients."""
-    details = {"type": error.kind, "message": error.message}
-    return {"type": "error", "error": details, "request_id": request_id}
+    told: dict[str, Any] = {"type": error.kind, "message": error.message}
+    if error.details is not None:
+        told["details"] = error.details
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 #: The place of a message of the engine.

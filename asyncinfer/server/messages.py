@@ -10,6 +10,7 @@ from asyncinfer.chunk import Chunk, Completion, ToolCall, ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.anthropic_prompts import anthropic_chat
 from asyncinfer.server.call import Call
+from asyncinfer.server.errors import HttpError
 from asyncinfer.server.fields import MESSAGES, check_fields, field_list, flag, options_of
 from asyncinfer.server.models import Model, Models
 from asyncinfer.server.offload import offload
@@ -34,6 +35,8 @@ class Messages:
 
     async def __call__(self, call: Call) -> None:
         body = call.body
+        if "thread" in body:
+            raise _unthreaded()
         check_fields(body, MESSAGES)
         if "max_tokens" not in body:
             raise InvalidRequest("max_tokens", None, "is missing")
@@ -63,6 +66,14 @@ class Messages:
         )
         count = await offload(counted)
         await call.json({"input_tokens": count})
+
+
+def _unthreaded() -> HttpError:
+    """The refusal of a conversation that a server keeps. Anthropic's tool runner asks for one, and
+    goes on without when it reads these details."""
+    why = "thread: is not served: no conversation is kept; send all messages"
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return HttpError(400, "invalid_request_error", why, details=details)
 
 
 def _is_begun(chat: list[dict[str, Any]]) -> bool:

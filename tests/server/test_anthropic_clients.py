@@ -11,6 +11,7 @@ from server.chat_model import ChatModel, ask, listening
 
 from asyncinfer import Engine, SyncEngine, anthropic_client, sync_anthropic_client
 from asyncinfer.server import ApiKey, create_app
+from asyncinfer.testing import Said, ScriptedModel
 
 pytestmark = pytest.mark.anyio
 
@@ -214,6 +215,30 @@ async def test_the_client_knows_its_errors() -> None:
             async with anthropic.AsyncAnthropic(base_url=url, api_key="right") as client:
                 with pytest.raises(anthropic.NotFoundError):
                     await client.messages.create(model="a", max_tokens=1, messages=MESSAGES)
+
+
+async def test_the_tool_runner_of_the_client() -> None:
+    """It asks for a conversation that the server keeps, and goes on without one where that is
+    refused in its own words."""
+
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"hot in {city}"
+
+    script = [Said("I look.", tool_calls=[("weather", {"city": "Rome"})]), Said("It is hot.")]
+    async with Engine(ScriptedModel(script)) as engine, anthropic_client(engine) as client:
+        runner = client.beta.messages.tool_runner(
+            model="ScriptedModel",
+            max_tokens=200,
+            messages=[{"role": "user", "content": "How is Rome?"}],
+            tools=[weather],
+        )
+        assert [message.stop_reason async for message in runner] == ["tool_use", "end_turn"]
+        body = {"messages": MESSAGES, "max_tokens": 1, "thread": {"type": "create"}}
+        answer = await ask(create_app(engine), "/v1/messages", body)
+    assert answer.status == 400
+    assert answer.json["error"]["details"]["error_code"] == "thread_unsupported_request"
 
 
 async def test_the_client_of_programs_without_a_loop() -> None:
