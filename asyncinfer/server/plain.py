@@ -43,6 +43,9 @@ class Plain:
 
     async def model(self, call: Call) -> None:
         name = call.path.rpartition("/v1/models/")[2]
+        if not name:
+            await self.models(call)
+            return
         await call.json(self._models.entry(self._models.find(name)))
 
     async def health(self, call: Call) -> None:

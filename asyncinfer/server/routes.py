@@ -126,16 +126,24 @@ def make(
             )
         )
     unknown = partial(_no_such_path, {operation.path for operation in operations})
-    return Starlette(
+    app = Starlette(
         routes=routes, middleware=middleware, exception_handlers={HTTPException: unknown}
     )
+    # Its own redirects have neither an id nor the scheme and the prefix of a proxy.
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _no_such_path(paths: Collection[str], request: Request, error: Any) -> Any:
     """The answer for a path that is not among `paths`, or for another method."""
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    path = request.url.path
-    shown = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}..."
+    whole = request.scope["path"]
+    path = whole.removeprefix(request.scope.get("root_path", ""))
+    if path[:-1] in paths and path.endswith("/"):
+        query = f"?{request.url.query}" if request.url.query else ""
+        place = {"location": f"../{path[:-1].rpartition('/')[2]}{query}"}
+        return partial(refuse, HttpError(307, kind, f"it is {path[:-1]}", headers=place))
+    shown = whole if len(whole) <= _SHOWN else f"{whole[:_SHOWN]}..."
     message = f"{request.method} {shown}: {error.detail}"
     # OpenAI's clients add a path to a base URL that has /v1; Anthropic's add /v1 themselves.
     if f"/v1{path}" in paths:

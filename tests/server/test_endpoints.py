@@ -12,6 +12,8 @@ import httpx2
 import pytest
 from remote.wire import wires
 from server.chat_model import CHAT, EVERY_LOOP, Answer, ChatModel, ask, listening
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from support import Until, places
 
 from asyncinfer import Engine, InvalidConfig, RequestFailed
@@ -201,6 +203,29 @@ async def test_unknown_paths_methods_and_models(engine: Engine) -> None:
     assert "ChatModel" in answer.json["error"]["message"]
     assert (await ask(app, "/v1/models/gpt-9")).status == 404
     assert (await ask(app, "/v1/models/ChatModel")).json["max_model_len"] == 4096
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+async def test_paths_below_a_prefix_and_with_a_slash_at_the_end(
+    engine: Engine, prefix: str
+) -> None:
+    """A redirect leads to the same server by any proxy, so it names neither host nor prefix."""
+    app: Any = create_app(engine)
+    if prefix:
+        app = Starlette(routes=[Mount(prefix, app=app)])
+    answer = await ask(app, f"{prefix}{CHATS}/", {"messages": CHAT}, headers={"x-request-id": "a"})
+    assert (answer.status, answer.headers["location"]) == (307, "../completions")
+    assert answer.headers["x-request-id"] == "a"
+    answer = await ask(app, f"{prefix}/chat/completions", {"messages": CHAT})
+    assert f"POST {prefix}/chat/completions: Not Found; it is /v1/chat" in str(answer.json)
+    for path in ("/v1/models", "/v1/models/"):
+        assert (await ask(app, prefix + path)).json["data"][0]["id"] == "ChatModel"
+    async with (
+        listening(app) as url,
+        httpx2.AsyncClient(base_url=url, follow_redirects=True) as client,
+    ):
+        answer = await client.post(f"{prefix}{CHATS}/?a=b", json={"messages": CHAT})
+    assert (answer.status_code, str(answer.url)) == (200, f"{url}{prefix}{CHATS}?a=b")
 
 
 async def test_several_engines_by_name(engine: Engine) -> None:
