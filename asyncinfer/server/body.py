@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from json import decoder, scanner
-from math import inf
+from math import inf, isinf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -21,7 +21,7 @@ from asyncinfer.server.offload import offload
 if TYPE_CHECKING:
     from starlette.types import Receive
 
-__all__ = ["SMALL", "Bodies", "ClientLeft", "offload_large", "parsed"]
+__all__ = ["SMALL", "Bodies", "ClientLeft", "NoNumber", "offload_large", "parsed"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -34,7 +34,12 @@ MOST_READ: Final = 32
 #: Numbers of a list, in a text of some milliseconds; fewer characters are not worth it.
 _NUMBERS: Final = re.compile(r"[-+.,0-9eE \t\n\r]{1,32768}")
 _FEW: Final = 64
-_IN_C: Final = json.JSONDecoder()
+#: Characters of a number that a message shows.
+_SHOWN: Final = 80
+
+
+class NoNumber(ValueError):
+    """A text has a number that JSON has not, or that is no float: Python reads it as infinite."""
 
 
 class ClientLeft(Exception):
@@ -146,7 +151,7 @@ async def offload_large(size: int, work: Callable[[T], R], argument: T) -> R:
 def parsed(text: str) -> Any:
     """The value of a JSON text. Raises `ValueError` and `RecursionError`."""
     if len(text) > SMALL:
-        return _GivingWay(parse_constant=_no_number).decode(text)
+        return _GivingWay(parse_constant=_no_number, parse_float=_finite).decode(text)
     # `decode` skips spaces with a regular expression, which takes as long as parsing does.
     text = text.strip(" \t\n\r")
     value, end = _SMALL_TEXT.raw_decode(text)
@@ -176,7 +181,15 @@ def _object(data: bytearray) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no JSON number")
+    raise NoNumber(f"{text} is no JSON number")
 
 
-_SMALL_TEXT: Final = json.JSONDecoder(parse_constant=_no_number)
+def _finite(text: str) -> float:
+    number = float(text)
+    if isinf(number):
+        raise NoNumber(f"{text[:_SHOWN]} is too large for a number")
+    return number
+
+
+_SMALL_TEXT: Final = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+_IN_C: Final = json.JSONDecoder(parse_float=_finite)

@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncinfer.checks import check_string
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.server.body import parsed
+from asyncinfer.server.body import NoNumber, parsed
 from asyncinfer.text.messages import unread
 
 __all__ = ["call_arguments", "chat_messages", "prediction_text", "response_format", "text_part"]
@@ -71,12 +71,13 @@ def _calls(where: str, calls: Any) -> list[Any]:
 
 def call_arguments(where: str, value: Any) -> Any:
     """A call's arguments as an object, since templates write the JSON themselves. What is no JSON
-    stays a text: answers that were cut short have such. Raises `InvalidRequest`."""
+    stays a text: answers that were cut short, or that have `NaN`, have such. Raises
+    `InvalidRequest`."""
     if not isinstance(value, str):
         return value
     try:
         return parsed(value or "{}")
-    except (json.JSONDecodeError, RecursionError):
+    except (json.JSONDecodeError, NoNumber, RecursionError):
         return value
     except ValueError as error:
         raise InvalidRequest(where, value, f"cannot be read: {error}") from None

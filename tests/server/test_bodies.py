@@ -20,6 +20,7 @@ from asyncinfer.server import body as body_module
 from asyncinfer.server import create_app
 from asyncinfer.server.body import Bodies
 from asyncinfer.server.errors import HttpError
+from asyncinfer.server.prompts import call_arguments
 from asyncinfer.testing import FakeModel
 
 pytestmark = pytest.mark.anyio
@@ -70,6 +71,7 @@ def test_both_ways_to_parse_agree(body: Any, ascii: bool, cut: int) -> None:
     "data",
     [
         *(b"{", b"[1]", b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": "\xff"}', b"[" * 100_000),
+        *(b'{"a": 1e999}', b'{"a": [%s-1e400, 2]}' % (b"0, " * 99)),
         *(b"", b"7", b" ", b"{} {}", b'{"a": 1}]', b'\x0b{"a": 1}', b'{"a": 1}\x00'),
     ],
 )
@@ -77,6 +79,12 @@ def test_both_refuse_the_same(data: bytes) -> None:
     told = read(data, 0)
     assert told == read(data, 1 << 20)
     assert told == 400 or "must be a JSON object" in told
+
+
+@pytest.mark.parametrize("arguments", ['{"a": NaN}', '{"a": 1e999}', '{"a": 1'])
+def test_arguments_that_are_no_json_go_back_as_they_came(arguments: str) -> None:
+    """A model has written them, and its conversation goes on."""
+    assert call_arguments("here", arguments) == arguments
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16-le", "utf-16", "utf-32-be"])
