@@ -137,7 +137,7 @@ def _options(body: dict[str, Any]) -> dict[str, Any]:
     options = options_of(body, COMPLETION)
     options["max_tokens"] = body.get("max_tokens", _MAX_TOKENS)
     best_of = body.get("best_of")
-    if best_of is not None and best_of != body.get("n", 1):
+    if best_of is not None and (isinstance(best_of, bool) or best_of != body.get("n", 1)):
         raise InvalidRequest("best_of", best_of, "must equal n")
     return options
 

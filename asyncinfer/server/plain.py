@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncinfer.checks import check_string
-from asyncinfer.errors import InvalidRequest
+from asyncinfer.errors import InvalidRequest, renaming
 from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.fields import ANY, BOOLEAN, Field, Fields, check_fields, flag
 from asyncinfer.server.models import Models
@@ -67,6 +67,8 @@ class Plain:
     async def tokenize(self, call: Call) -> None:
         body = call.body
         check_fields(body, TOKENIZE)
+        if "prompt" in body and "messages" in body:
+            raise InvalidRequest("prompt", body["prompt"], "excludes messages: send one of them")
         engine = self._models.find(body.get("model")).engine
         tokenizer = engine.tokenizer
         special = flag(body, "add_special_tokens") if "add_special_tokens" in body else True
@@ -77,7 +79,9 @@ class Plain:
                 if special and "add_special_tokens" in body:
                     bound = "must be false with messages: a template writes those that a chat has"
                     raise InvalidRequest("add_special_tokens", special, bound)
-                ids = tokenizer.encode_chat(chat_messages(body["messages"]))
+                # The text that the template makes is what the engine calls the prompt.
+                with renaming("prompt", "messages"):
+                    ids = tokenizer.encode_chat(chat_messages(body["messages"]))
             else:
                 prompt = check_string("prompt", body.get("prompt"))
                 ids = tokenizer.encode(prompt, add_special_tokens=special)

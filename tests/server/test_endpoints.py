@@ -81,9 +81,12 @@ async def engine(gate: StepGate) -> AsyncIterator[Engine]:
         (COMPLETIONS, {"prompt": ["a"] * 5}, "prompt", "5 texts, 1 answers each>: at most"),
         (COMPLETIONS, {"prompt": ["a"] * 3, "n": 2, "stream": True}, "prompt", "max_requests=4"),
         (COMPLETIONS, {"prompt": "a", "best_of": 3}, "best_of", "equal n"),
+        (COMPLETIONS, {"prompt": "a", "best_of": True}, "best_of", "equal n"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": "x"}, "max_tokens", "integer"),
         (COMPLETIONS, {"prompt": [70_000]}, "prompt[0]", "must be in"),
         ("/tokenize", {}, "prompt", "string"),
+        ("/tokenize", {"prompt": "a", "messages": CHAT}, "prompt", "excludes messages"),
+        ("/tokenize", {"messages": [{"role": "user"}]}, "messages", "no message has any content"),
         (
             "/tokenize",
             {"messages": CHAT, "add_special_tokens": True},
