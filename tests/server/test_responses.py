@@ -142,6 +142,9 @@ async def test_items_of_an_answer_are_one_message() -> None:
         ({"input": [*SAID, CALL, {**OUTPUT, "call_id": HALF}]}, "input[3].call_id"),
         ({"input": "a", "max_output_tokens": -1}, "max_output_tokens"),
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format"),
+        # The answer would be any text.
+        ({"input": "a", "text": {"type": "json_schema", "schema": {}}}, "text.type"),
+        ({"input": "a", "text": {"verbosity": "low", "other": None, "fromat": {}}}, "text.fromat"),
     ],
 )
 async def test_what_is_not_served_is_named(body: Any, param: str | None) -> None:
