@@ -83,7 +83,7 @@ def _choice(value: object, tools: tuple[Tool, ...]) -> str:
     if value is None:
         return "auto"
     names = [tool.name for tool in tools]
-    found = (*CHOICES, *names)
+    found, given = (*CHOICES, *names), value
     modes = ", ".join(CHOICES)
     bound = f"must be one of {modes} or the name of a tool"
     if isinstance(value, Mapping):
@@ -92,6 +92,9 @@ def _choice(value: object, tools: tuple[Tool, ...]) -> str:
         value = inner.get("name") if isinstance(inner, Mapping) else None
         found = tuple(name for name in names if name not in CHOICES)
         bound = f"must be the name of a tool, and none of {modes}"
+        if value is None:
+            # Such as OpenAI's "allowed_tools".
+            raise InvalidRequest("tool_choice", given, "an object must have the name of a tool")
     if not isinstance(value, str) or value not in found:
         near = suggestion(value, names) if isinstance(value, str) else ""
         raise InvalidRequest("tool_choice", value, f"{bound}{near}")

@@ -242,6 +242,17 @@ async def test_bad_options_are_named(path: str, fields: Any, param: str) -> None
         assert answer.json["error"]["message"].startswith(f"{param}=")
 
 
+async def test_a_choice_of_another_kind_is_told_as_it_came() -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function"}]}
+    tools = [{"type": "function", "function": FUNCTION}]
+    async with Engine(ChatModel()) as engine:
+        body = {"messages": CHAT, "tools": tools, "tool_choice": choice}
+        answer = await ask(create_app(engine), "/v1/chat/completions", body)
+    assert answer.status == 400
+    assert "'type': 'allowed_tools'" in answer.json["error"]["message"]
+    assert "must have the name of a tool" in answer.json["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("said", "kept"),
