@@ -72,7 +72,7 @@ class Call:
         #: Bytes of the body.
         self._size = 0
         #: Whether the status line was sent.
-        self._started = False
+        self.started = False
         #: Encoded events that were not sent yet.
         self._held: list[bytes] = []
         self._receive = receive
@@ -132,7 +132,7 @@ class Call:
     @property
     def begun(self) -> bool:
         """Whether the answer has begun, so that an error can no longer replace it."""
-        return self._started or bool(self._held)
+        return self.started or bool(self._held)
 
     def event(self, content: Any, name: str | None = None, large: bool = False) -> None:
         """Have one server-sent event sent with the next `flush`, or at the end. `large`: see
@@ -163,12 +163,12 @@ class Call:
             return
         data = b"".join(self._held)
         self._held.clear()
-        if not self._started:
+        if not self.started:
             await self._start(200, _EVENTS)
         await self._put({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self._started = True
+        self.started = True
         own = self.request_id.encode("latin-1")
         pairs = [*headers, (b"x-request-id", own), (b"request-id", own)]
         message: Message = {"type": "http.response.start", "status": status, "headers": pairs}

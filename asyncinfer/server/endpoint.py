@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -75,6 +75,10 @@ class Endpoint:
             status = await self._answer(call)
         except ClientLeft:
             status = LEFT
+            if not call.started:
+                # Nobody reads it, but middleware of Starlette fails without an answer.
+                with suppress(ClientLeft):
+                    await call.data(b"", "text/plain; charset=utf-8", LEFT)
         except anyio.get_cancelled_exc_class():
             status = LEFT
             raise
