@@ -105,14 +105,18 @@ def serve(
         raise click.UsageError("--adapter goes with one engine, not with --ray")
     if "" in names:
         raise click.UsageError("--name: must not be empty")
-    check_origins(origins)
-    check_hosts(hosts)
+    try:
+        check_origins(origins)
+        check_hosts(hosts)
+        known = _keys(keys) if keys else None
+    except InvalidConfig as error:
+        raise click.UsageError(str(error)) from error
     local = host in ("localhost", "127.0.0.1", "::1")
     if not local and not keys:
         click.echo(f"Whoever reaches {host} may use the model: see --api-key.", err=True)
     with _listen(host, port) as listening:
         options = {
-            "keys": _keys(keys) if keys else None,
+            "keys": known,
             "page": True,
             "cors_origins": origins,
             "allowed_hosts": (*_LOCAL, host, *hosts) if local or hosts else (),
@@ -122,16 +126,17 @@ def serve(
 
 
 def _keys(keys: tuple[str, ...]) -> dict[str, ApiKey]:
+    """The keys that are let in. Raises `InvalidConfig`."""
     pairs = [key.partition("=") for key in keys]
     for key, found, scope in pairs:
         if not key or "=" in scope or (found and not scope):
             # A base64 key ends with "=", which would be cut off.
             raise click.UsageError("--api-key: must be KEY or KEY=SCOPE, without another '='")
-        try:
-            check_key(key)
-        except InvalidConfig as error:
-            raise click.UsageError(f"--api-key: {error.bound}") from error
-    return {key: ApiKey(cache_scope=scope) for key, _, scope in pairs}
+        check_key(key)
+    known = {key: ApiKey(cache_scope=scope) for key, _, scope in pairs}
+    if len(known) < len(pairs):
+        raise click.UsageError("--api-key: a key is given twice, and has one scope")
+    return known
 
 
 @contextlib.contextmanager
