@@ -34,7 +34,7 @@ MOST = {
     "samplers": 420,
     "sampling": 2_265,
     "scheduler": 3_182,
-    "server": 3_578,
+    "server": 3_588,
     "speculation": 1_052,
     "telemetry": 600,
     "testing": 9_962,

@@ -59,11 +59,13 @@ class Bodies:
         self.held = 0
 
     async def read(
-        self, receive: Receive, seconds: float = BODY_SECONDS
+        self, receive: Receive, seconds: float | None = None
     ) -> tuple[dict[str, Any], int]:
-        """Read a body, which has `seconds` to arrive, and return it with its size in bytes. Raises
+        """Read a body, which has `seconds` to arrive (None takes `BODY_SECONDS`), and return it
+        with its size in bytes. Raises
         `HttpError`, `InvalidRequest`, and `ClientLeft` where the client leaves before its end."""
         data = bytearray()
+        seconds = BODY_SECONDS if seconds is None else seconds
         try:
             with _limit(seconds) as limit:
                 more = True

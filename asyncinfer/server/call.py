@@ -75,6 +75,8 @@ class Call:
         self.started = False
         #: Encoded events that were not sent yet.
         self._held: list[bytes] = []
+        #: Whether an answer can have the connection closed, which HTTP/2 has no header for.
+        self._closes = scope.get("http_version", "1.1").startswith("1")
         self._receive = receive
         self._send = send
         #: When the message that is being sent was given to the server, by a monotonic clock.
@@ -85,7 +87,13 @@ class Call:
         self._check_head(bodies)
         # A request from this process arrives as a whole.
         limit = {"seconds": inf} if self.cancels else {}
-        self.body, self._size = await bodies.read(self._receive, **limit)
+        try:
+            self.body, self._size = await bodies.read(self._receive, **limit)
+        except HttpError as error:
+            if error.status == 408 and self._closes:
+                # Or a server keeps the connection, for the rest of the body that does not come.
+                error.headers["connection"] = "close"
+            raise
 
     async def offload(self, work: Callable[[T], R], argument: T) -> R:
         """`work(argument)`, which takes the body or a part of it; on a worker thread if the body is

@@ -23,6 +23,7 @@ from support import Until, places
 from asyncinfer import Engine, InvalidConfig, RequestFailed
 from asyncinfer.remote import RemoteEngine
 from asyncinfer.server import ApiKey, create_app
+from asyncinfer.server import body as body_module
 from asyncinfer.server.errors import http_error
 from asyncinfer.stats import AdapterInfo
 from asyncinfer.testing import StepGate
@@ -184,6 +185,20 @@ async def test_a_body_that_cannot_be_read(
     assert answer.status == status
     assert answer.json["error"]["message"]
     assert answer.headers["x-request-id"].startswith("req_")
+
+
+async def test_a_body_that_does_not_arrive(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is closed, since nobody knows when the rest comes."""
+    monkeypatch.setattr(body_module, "BODY_SECONDS", 0.02)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    async with listening(create_app(engine)) as url:
+        port = int(url.rpartition(":")[2])
+        with anyio.fail_after(120):
+            async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                await stream.send(head + b"content-length: 100\r\n\r\n{")
+                answer = b"".join([part async for part in stream])
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"the body did not arrive" in answer
 
 
 async def test_unknown_paths_methods_and_models(engine: Engine) -> None:
