@@ -120,6 +120,29 @@ class ChatAsyncInfer(BaseChatModel):
             [unparsed], exception_key="parsing_error"
         )
 
+    def get_token_ids(self, text: str) -> list[int]:
+        """The engine's tokens. LangChain would take those of GPT-2, and ask the hub for them."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return self.engine.tokenizer.encode(text, add_special_tokens=False)
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
+    ) -> int:
+        """The tokens of a prompt of these messages, for `trim_messages(token_counter=model)`. That
+        also counts parts of a conversation. Where the chat template takes none such, they count as
+        their texts alone."""
+        chat = chat_messages(messages)
+        offered = None if tools is None else [convert_to_openai_tool(tool) for tool in tools]
+        told = self.options.get("template_options")
+        tokenizer = self.engine.tokenizer
+        try:
+            return tokenizer.count(chat, tools=offered, template_options=told) if chat else 0
+        except InvalidRequest as error:
+            if error.field != "messages":
+                raise
+            return sum(self.get_num_tokens(message.text) for message in messages)
+
     @property
     def _llm_type(self) -> str:
         return "asyncinfer"

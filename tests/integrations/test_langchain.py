@@ -19,7 +19,9 @@ from langchain_core.messages import (
     AIMessageChunk,
     FunctionMessage,
     HumanMessage,
+    SystemMessage,
     ToolMessage,
+    trim_messages,
 )
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
@@ -27,7 +29,8 @@ from pydantic import BaseModel
 
 from asyncinfer import Engine, InvalidRequest, SyncEngine
 from asyncinfer.integrations.langchain import ChatAsyncInfer
-from asyncinfer.testing import Said, ScriptedModel
+from asyncinfer.testing import FakeModel, Said, ScriptedModel
+from asyncinfer.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
 
@@ -224,6 +227,42 @@ async def test_typed_answers_and_their_raw_messages() -> None:
         assert done["raw"].response_metadata["finish_reason"] == "length"
         with pytest.raises(InvalidRequest, match="method='magic'"):
             model.with_structured_output(City, method="magic")
+
+
+async def test_tokens_are_counted_by_the_engine() -> None:
+    chat = [
+        SystemMessage("Be brief."),
+        HumanMessage("one"),
+        AIMessage("two"),
+        HumanMessage("three"),
+    ]
+    async with Engine(ScriptedModel(["fine"])) as engine:
+        model = ChatAsyncInfer(engine=engine)
+        assert model.get_token_ids("one two") == engine.tokenizer.encode("one two")
+        assert model.get_num_tokens("one two") == len(engine.tokenizer.encode("one two"))
+        done = await model.ainvoke(chat)
+        assert done.usage_metadata is not None
+        count = model.get_num_tokens_from_messages(chat)
+        assert count == done.usage_metadata["input_tokens"]
+        assert model.get_num_tokens_from_messages(chat, [temperature]) > count
+        assert model.get_num_tokens_from_messages([]) == 0
+        # The system message is counted by itself, with the beginning of another answer.
+        kept = trim_messages(chat, token_counter=model, max_tokens=count, include_system=True)
+        assert kept == [chat[0], *chat[2:]]
+        own = ChatAsyncInfer(engine=engine, custom_get_token_ids=lambda text: [*range(len(text))])
+        assert own.get_num_tokens("one") == 3
+
+
+async def test_a_part_of_a_chat_that_the_template_refuses_is_counted_by_its_texts() -> None:
+    users = ChatTemplate(
+        "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    async with Engine(FakeModel(template=users)) as engine:
+        model = ChatAsyncInfer(engine=engine)
+        assert model.get_num_tokens_from_messages([AIMessage("two"), HumanMessage("three")]) == 8
+        with pytest.raises(InvalidRequest, match=r"tools\[0\].type='web_search'"):
+            model.get_num_tokens_from_messages([HumanMessage("x")], [{"type": "web_search"}])
 
 
 async def test_leaving_cancels(until: Until) -> None:
