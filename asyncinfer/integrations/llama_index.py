@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncinfer.engine import Engine, SyncEngine
+from asyncinfer.errors import InvalidRequest
 from asyncinfer.integrations.engines import awaited
-from asyncinfer.integrations.llama_index_messages import Answer, chat_messages, whole
+from asyncinfer.integrations.llama_index_messages import Answer, arguments, chat_messages, whole
 
 try:
     from llama_index.core.base.llms.generic_utils import (
@@ -87,7 +88,8 @@ class LlamaIndexLLM(FunctionCallingLLM):
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        stream = self._blocking().stream(chat_messages(messages), **self._merged(kwargs))
+        options = self._merged(kwargs, streamed=True)
+        stream = self._blocking().stream(chat_messages(messages), **options)
 
         def responses() -> ChatResponseGen:
             answer = Answer()
@@ -101,7 +103,8 @@ class LlamaIndexLLM(FunctionCallingLLM):
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        stream = awaited(self.engine).stream(chat_messages(messages), **self._merged(kwargs))
+        options = self._merged(kwargs, streamed=True)
+        stream = awaited(self.engine).stream(chat_messages(messages), **options)
 
         async def responses() -> ChatResponseAsyncGen:
             answer = Answer()
@@ -136,7 +139,9 @@ class LlamaIndexLLM(FunctionCallingLLM):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The calls of an answer. Without one, raises `ValueError` if `error_on_no_tool_call`."""
+        """The calls of an answer. Without one, raises `ValueError` if `error_on_no_tool_call`.
+        While the answer is streamed their arguments are what is there of them; those that its end
+        cut short are empty, since a tool must not be called with a part."""
         calls = [each for each in response.message.blocks if isinstance(each, ToolCallBlock)]
         if not calls and error_on_no_tool_call:
             raise ValueError("the answer calls no tool")
@@ -144,7 +149,7 @@ class LlamaIndexLLM(FunctionCallingLLM):
             ToolSelection(
                 tool_id=call.tool_call_id or "",
                 tool_name=call.tool_name,
-                tool_kwargs=call.tool_kwargs if isinstance(call.tool_kwargs, dict) else {},
+                tool_kwargs=arguments(call, response.raw),
             )
             for call in calls
         ]
@@ -177,9 +182,12 @@ class LlamaIndexLLM(FunctionCallingLLM):
             return self.engine
         raise TypeError("an Engine is awaited (achat); for chat and complete take a SyncEngine")
 
-    def _merged(self, named: dict[str, Any]) -> dict[str, Any]:
+    def _merged(self, named: dict[str, Any], streamed: bool = False) -> dict[str, Any]:
         """The options of one request: those of the call take precedence over those of the model."""
-        return {**self.options, **named}
+        options = {**self.options, **named}
+        if streamed and options.get("n", 1) != 1:
+            raise InvalidRequest("n", options["n"], "must be 1 in a stream of LlamaIndex")
+        return options
 
 
 def _tool_schema(tool: BaseTool) -> dict[str, Any]:

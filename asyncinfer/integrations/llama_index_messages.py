@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from asyncinfer.chunk import Chunk, Completion
@@ -18,12 +19,13 @@ try:
         ThinkingBlock,
         ToolCallBlock,
     )
+    from llama_index.core.llms.utils import parse_partial_json
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         'this needs LlamaIndex: pip install "asyncinfer[llama-index]"', name=error.name
     ) from error
 
-__all__ = ["Answer", "chat_messages", "whole"]
+__all__ = ["Answer", "arguments", "chat_messages", "whole"]
 
 #: LlamaIndex's roles -> the names that chat templates have for them, where these differ.
 _ROLES = {"developer": "system", "model": "assistant", "chatbot": "assistant", "function": "tool"}
@@ -80,7 +82,24 @@ def _answer(reasoning: str, text: str, calls: Sequence[tuple[str, str, str]]) ->
         blocks.append(
             ToolCallBlock(tool_call_id=call_id, tool_name=name, tool_kwargs=_object(arguments))
         )
-    return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
+    more = {"tool_calls": [_called(*call) for call in calls]} if calls else {}
+    return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=more)
+
+
+def _called(call_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
+    """A call as OpenAI has it. LlamaIndex looks for it where it streams structured answers."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def arguments(call: ToolCallBlock, raw: object) -> dict[str, Any]:
+    """The arguments of a call, whose answer was made of `raw`."""
+    if isinstance(call.tool_kwargs, dict):
+        return call.tool_kwargs
+    if isinstance(raw, Chunk) and raw.finish_reason is None:
+        with suppress(ValueError, RecursionError):
+            found = parse_partial_json(call.tool_kwargs)
+            return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _object(arguments: str) -> dict[str, Any] | str:
@@ -103,15 +122,15 @@ def _message(where: str, message: ChatMessage) -> dict[str, Any]:
             case ThinkingBlock():
                 thoughts.append(block.content or "")
             case ToolCallBlock():
-                function = {"name": block.tool_name, "arguments": block.tool_kwargs}
-                calls.append({"id": block.tool_call_id, "type": "function", "function": function})
+                calls.append(_called(block.tool_call_id, block.tool_name, block.tool_kwargs))
             case _:
                 place = f"{where}.blocks[{index}]"
                 raise InvalidRequest(place, block.block_type, "must be 'text'")
     made["content"] = "".join(texts)
     if any(thoughts):
         made["reasoning_content"] = "".join(thoughts)
-    if calls:
+    # Older versions of LlamaIndex have calls in no block.
+    if calls := calls or message.additional_kwargs.get("tool_calls"):
         made["tool_calls"] = calls
     if "tool_call_id" in message.additional_kwargs:
         made["tool_call_id"] = message.additional_kwargs["tool_call_id"]

@@ -13,6 +13,7 @@ pytest.importorskip("llama_index.core", exc_type=ImportError)
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock
 from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools import FunctionTool
 
 from asyncinfer import Engine, InvalidRequest, SyncEngine
 from asyncinfer.integrations.llama_index import LlamaIndexLLM
@@ -25,6 +26,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore")]
 class City(BaseModel):
     name: str
     people: int
+
+
+TOOL = FunctionTool.from_defaults(City, name="City")
 
 
 @pytest.fixture
@@ -54,6 +58,38 @@ async def test_typed_answers() -> None:
         llm = LlamaIndexLLM(engine=engine)
         city = await llm.astructured_predict(City, prompt, what="city")
         assert city == City(name="Rome", people=2_800_000)
+
+
+async def test_typed_answers_grow_in_a_stream() -> None:
+    prompt = PromptTemplate("Which {what}?")
+    said = Said(tool_calls=[("City", {"name": "Rome", "people": 2_800_000})])
+    async with Engine(ScriptedModel([said] * 2)) as engine:
+        llm = LlamaIndexLLM(engine=engine)
+        stream = await llm.astream_structured_predict(City, prompt, what="city")
+        seen = [each async for each in stream]
+        assert seen[-1] == City(name="Rome", people=2_800_000)
+        assert [getattr(each, "name", None) for each in seen].index("Rome") < len(seen) - 5
+        # What the end of an answer cut short is no call with a part of its arguments.
+        cut = [each async for each in await llm.astream_chat_with_tools([TOOL], "x", max_tokens=55)]
+        calls = [llm.get_tool_calls_from_response(each, False) for each in cut]
+        assert {"name": "Rome"} in [call.tool_kwargs for (call,) in filter(None, calls)]
+        assert [call.tool_kwargs for call in calls[-1]] == [{}]
+
+
+async def test_calls_as_older_versions_keep_them_are_told() -> None:
+    def told(messages: list[dict[str, str]]) -> str:
+        assert '"arguments": {"city": "Rome"}' in messages[1]["content"]
+        return "fine"
+
+    function = {"name": "temperature", "arguments": '{"city": "Rome"}'}
+    called = [{"id": "call_1", "type": "function", "function": function}]
+    chat = [
+        ChatMessage(QUESTION),
+        ChatMessage(role="assistant", content="", additional_kwargs={"tool_calls": called}),
+        ChatMessage(role="tool", content="21", additional_kwargs={"tool_call_id": "call_1"}),
+    ]
+    async with Engine(ScriptedModel(told)) as engine:
+        assert (await LlamaIndexLLM(engine=engine).achat(chat)).message.content == "fine"
 
 
 async def test_a_stream_and_the_whole_are_one_answer() -> None:
@@ -97,6 +133,8 @@ async def test_bad_input_is_named() -> None:
             await llm.achat([ChatMessage([ImageBlock(url="http://a.example/b.png")])])
         with pytest.raises(InvalidRequest, match="temprature=1"):
             await llm.achat([ChatMessage("x")], temprature=1)
+        with pytest.raises(InvalidRequest, match="n=2: must be 1 in a stream"):
+            await llm.astream_chat([ChatMessage("x")], n=2)
         with pytest.raises(TypeError, match="take a SyncEngine"):
             llm.chat([ChatMessage("x")])
         with pytest.raises(ValueError, match="calls no tool"):
