@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from asyncinfer.engine import Engine, SyncEngine
 from asyncinfer.errors import AsyncInferError, InvalidRequest, Overloaded
@@ -67,6 +67,10 @@ class _Shared:
     ) -> None:
         self._engine = engine
         self._options = dict(options or {})
+
+    def __deepcopy__(self, _: object) -> Self:
+        # Optimizers copy programs, whose copies ask the same engine.
+        return self
 
     def _merged(self, request: lm15.Request) -> dict[str, Any]:
         """The options of one request: its own take precedence over those of all requests."""

@@ -132,7 +132,7 @@ async def test_options_reach_the_engine() -> None:
 
 
 async def test_errors_are_those_of_dspy() -> None:
-    async with Engine(ScriptedModel(["x"]), max_requests=1, max_context=512) as engine:
+    async with Engine(ScriptedModel(["x " * 200]), max_requests=1, max_context=512) as engine:
         lm = dspy_lm(engine, cache=False, num_retries=0)
         with pytest.raises(errors.ContextWindowExceededError, match="context"):
             await lm.acall("word " * 600)
@@ -143,6 +143,16 @@ async def test_errors_are_those_of_dspy() -> None:
                 await lm.acall("x")
         with pytest.raises(Exception, match="take a SyncEngine"):
             lm("x")
+
+
+async def test_a_copied_program_asks_the_same_engine(caplog: pytest.LogCaptureFixture) -> None:
+    async with Engine(ScriptedModel(["fine"])) as engine:
+        program = dspy.Predict("question -> answer")
+        program.lm = dspy_lm(engine, cache=False, temperature=0.5)
+        copied = program.deepcopy()
+        assert copied.lm is not program.lm
+        assert not caplog.records
+        assert await copied.lm.acall("x") == ["fine"]
 
 
 async def test_a_cancelled_call_ends_its_request(until: Until) -> None:
