@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from math import fsum
+from typing import Any
 
 from asyncinfer.chunk import Choice, Completion
+from asyncinfer.errors import InvalidRequest
 
-__all__ = ["best_choices"]
+__all__ = ["best_choices", "candidate_options"]
+
+
+def candidate_options(options: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """The options with which candidates are generated, and whether the caller wants their logprobs,
+    by name or in `params`. Raises `InvalidRequest`."""
+
+    def given(name: str) -> Any:
+        return options[name] if name in options else getattr(options.get("params"), name, None)
+
+    budget = given("thinking_budget")
+    if budget is not None:
+        bound = "not with best_of(): an appended token has no logprob"
+        raise InvalidRequest("thinking_budget", budget, bound)
+    wanted = given("logprobs") is not None or given("logprob_token_ids") is not None
+    return options if wanted else {**options, "logprobs": 0}, wanted
 
 
 def best_choices(done: Completion, n: int, *, keep_logprobs: bool) -> Completion:

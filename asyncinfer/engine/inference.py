@@ -13,7 +13,7 @@ from asyncinfer.checks import check_integer
 from asyncinfer.chunk import Completion
 from asyncinfer.config import EngineConfig, OnFull
 from asyncinfer.engine.beam_group import BEAM_SAMPLING, BeamOptions
-from asyncinfer.engine.best_of import best_choices
+from asyncinfer.engine.best_of import best_choices, candidate_options
 from asyncinfer.engine.embedding import PARAMS, SCORED, Embeddings, Score, embed, score
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.hold import Hold, Pin
@@ -282,8 +282,9 @@ class Inference:
         the best first: see `Choice.score`. Other options are those of `stream`."""
         check_integer("candidates", candidates, 1, MAX_N)
         check_integer("n", n, 1, candidates)
-        done = await self.generate(prompt, n=candidates, **{"logprobs": 0} | options)
-        return best_choices(done, n, keep_logprobs=options.get("logprobs") is not None)
+        sampled, wanted = candidate_options(options)
+        done = await self.generate(prompt, n=candidates, **sampled)
+        return best_choices(done, n, keep_logprobs=wanted)
 
 
 @functools.cache

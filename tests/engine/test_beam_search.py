@@ -21,7 +21,7 @@ from engine.beam_models import (
 )
 from support import OpenEngine, Until, core_of
 
-from asyncinfer import Completion, Engine, InvalidRequest, SyncEngine
+from asyncinfer import Completion, Engine, InvalidRequest, SamplingParams, SyncEngine
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.engine.beam_group import BeamGroup
 from asyncinfer.testing import FakeModel
@@ -203,6 +203,26 @@ async def test_best_of_gives_the_likeliest_of_the_answers() -> None:
         assert best.token_ids == every.choices[means.index(max(means))].token_ids
         assert best.logprobs == ()
         assert [choice.index for choice in best.choices] == [0, 1]
+
+
+async def test_best_of_has_logprobs_however_they_are_asked_for() -> None:
+    params = SamplingParams(max_tokens=8, seed=3, logprobs=1)
+    async with Engine(FakeModel()) as engine:
+        plain = await engine.best_of("abc", candidates=4, max_tokens=8, seed=3)
+        assert plain.choices[0].score
+        told = await engine.best_of("abc", candidates=4, params=params)
+        assert [len(each.top) for each in told.logprobs] == [1] * 8
+        # None is no choice of logprobs, and the answers are scored by them.
+        for options in ({"max_tokens": 8, "seed": 3}, {"params": params}):
+            none = await engine.best_of("abc", candidates=4, logprobs=None, **options)
+            assert none.choices == plain.choices
+        some = SamplingParams(max_tokens=8, seed=3, logprob_token_ids=[65, 66])
+        told = await engine.best_of("abc", candidates=4, params=some)
+        assert [len(each.top) for each in told.logprobs] == [2] * 8
+        assert told.choices[0].score == plain.choices[0].score
+        for budget in ({"thinking_budget": 5}, {"params": SamplingParams(thinking_budget=5)}):
+            with pytest.raises(InvalidRequest, match=r"^thinking_budget=5: not with best_of\(\)"):
+                await engine.best_of("abc", candidates=2, **budget)
 
 
 async def test_without_an_event_loop() -> None:
