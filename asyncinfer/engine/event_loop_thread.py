@@ -6,7 +6,6 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -29,7 +28,7 @@ class EventLoopThread:
         self._stopped = False
         #: Calls that have not returned.
         self._calls: set[_LoopCall[Any]] = set()
-        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        started: _Handed[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = _Handed()
         forgotten = _Forgotten()
         # An object that is forgotten, or interrupted in this constructor, leaves no thread.
         weakref.finalize(self, _stop, forgotten)
@@ -40,7 +39,8 @@ class EventLoopThread:
             self._thread.start()
         except RuntimeError as error:
             raise EngineDead(f"the engine's event loop could not be started: {error}") from error
-        self._loop, self._stopping = started.result()
+        started.wait()
+        self._loop, self._stopping = started.taken()
 
     @property
     def here(self) -> bool:
@@ -62,16 +62,14 @@ class EventLoopThread:
             # Before it is posted: whatever the loop does not begin is found here when that ends.
             self._calls.add(running)
             self._post(running.begin)
-            return running.answer.result()
-        except CancelledError:
-            # The loop was stopped, and cancelled what it ran.
-            raise EngineClosed("the engine is closed") from None
+            running.answer.wait()
         except BaseException:
-            if not running.answer.done():
+            if not running.answer.given:
                 self._cancel(running)
             raise
         finally:
             self._calls.discard(running)
+        return running.answer.taken()
 
     def stop(self) -> None:
         """End the loop, cancelling what it runs, and wait for the thread."""
@@ -95,7 +93,7 @@ class EventLoopThread:
             # The loop cancels what it runs.
             self._thread.join()
         else:
-            running.over.wait()
+            running.answer.wait()
 
     def _post(self, callback: Callable[[], object]) -> None:
         """Have the loop call it, after all that was posted before, unless that ends first. Raises
@@ -111,18 +109,55 @@ class EventLoopThread:
             raise EngineClosed("the engine is closed") from None
 
 
+class _Handed(Generic[T]):
+    """What one thread hands to another that waits for it.
+
+    Ctrl-C may come at any point of the thread that waits. One in the middle of `Future` or `Event`
+    would leave their locks taken, and the other thread would wait for these. The lock here is taken
+    by a single call, which an interrupt precedes or follows.
+    """
+
+    def __init__(self) -> None:
+        #: Whether there is a value or an error. Set before those who wait may go on.
+        self.given = False
+        self._taken: list[T | BaseException] = []
+        self._waited = threading.Lock()
+        self._waited.acquire()
+
+    def give(self, value: T | BaseException) -> None:
+        """Hand over a value, or an error to raise. By one thread; the first counts."""
+        if not self.given:
+            self._taken.append(value)
+            self.given = True
+            self._waited.release()
+
+    def wait(self) -> None:
+        """Wait for it. By one thread, and again where that was interrupted."""
+        if not self.given:
+            self._waited.acquire()
+
+    def taken(self) -> T:
+        """The value, once. Raises the error."""
+        value = self._taken.pop()
+        try:
+            if isinstance(value, BaseException):
+                raise value
+            return value
+        finally:
+            # The error's traceback refers to this frame.
+            del value
+
+
 class _LoopCall(Generic[T]):
-    """One call, on its way or running. `begin` and `cancel` run on the loop."""
+    """One call, on its way or running. All but its constructor runs on the loop."""
 
     def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
         self._call = call
         self._task: asyncio.Task[T] | None = None
-        self.answer: Future[T] = Future()
-        #: Set with the answer, or once the call is cancelled.
-        self.over = threading.Event()
+        self.answer: _Handed[T] = _Handed()
 
     def begin(self) -> None:
-        if not self.answer.cancelled():
+        if not self.answer.given:
             self._task = asyncio.get_running_loop().create_task(self._perform())
             self._task.add_done_callback(self._tell)
 
@@ -131,20 +166,21 @@ class _LoopCall(Generic[T]):
             self._task.cancel()
         else:
             # The waiting thread was interrupted before it had posted `begin`.
-            self.answer.cancel()
-            self.over.set()
+            self.closed()
+
+    def closed(self) -> None:
+        """End it without a result: the loop has ended, or nobody waits for one."""
+        self.answer.give(EngineClosed("the engine is closed"))
 
     async def _perform(self) -> T:
         return await self._call()
 
     def _tell(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
-            self.answer.cancel()
-        elif (error := task.exception()) is not None:
-            self.answer.set_exception(error)
+            self.closed()
         else:
-            self.answer.set_result(task.result())
-        self.over.set()
+            error = task.exception()
+            self.answer.give(task.result() if error is None else error)
 
 
 class _Forgotten:
@@ -164,20 +200,19 @@ def _stop(forgotten: _Forgotten) -> None:
             forgotten.stop()
 
 
-def _run(started: Future[Any], forgotten: _Forgotten, calls: set[_LoopCall[Any]]) -> None:
+def _run(started: _Handed[Any], forgotten: _Forgotten, calls: set[_LoopCall[Any]]) -> None:
     """The thread: the loop, and after that the end of what it did not begin."""
     try:
         asyncio.run(_serve(started, forgotten))
     finally:
         for call in list(calls):
-            call.answer.cancel()
-            call.over.set()
+            call.closed()
 
 
-async def _serve(started: Future[Any], forgotten: _Forgotten) -> None:
+async def _serve(started: _Handed[Any], forgotten: _Forgotten) -> None:
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     forgotten.stop = partial(loop.call_soon_threadsafe, stopping.set)
-    started.set_result((loop, stopping))
+    started.give((loop, stopping))
     # In this order: a finalizer that runs meanwhile finds `stop`, or is found here.
     if not forgotten.is_set:
         await stopping.wait()

@@ -99,15 +99,12 @@ class SyncEngine(Uncopied):
     @property
     def adapters(self) -> SyncAdapters:
         """The LoRA adapters, as `Engine.adapters`."""
-        if self._loop is None:
-            raise EngineClosed("the engine is not open; use `with SyncEngine(...)`")
-        return SyncAdapters(self._engine.adapters, self._loop)
+        return SyncAdapters(self._engine.adapters, self._opened())
 
     def stream(self, prompt: Any, **options: Any) -> SyncStream:
         """A stream of the answer to `prompt`. Options and errors are those of `Engine.stream`."""
         stream = self._engine.stream(prompt, **options)
-        assert self._loop is not None
-        return SyncStream(stream, self._loop, owner=self)
+        return SyncStream(stream, self._opened(), owner=self)
 
     def session(
         self,
@@ -119,16 +116,14 @@ class SyncEngine(Uncopied):
     ) -> SyncSession:
         """A conversation, as `Engine.session`."""
         session = self._engine.session(messages, system=system, ttl=ttl, **options)
-        assert self._loop is not None
-        return SyncSession(session, partial(SyncStream, loop=self._loop, owner=self))
+        return SyncSession(session, partial(SyncStream, loop=self._opened(), owner=self))
 
     @contextmanager
     def pin(self, prompt: Any, **options: Any) -> Iterator[Pin]:
         """As `Engine.pin`."""
         pin = self._engine.pin(prompt, **options)
-        assert self._loop is not None
         with closing(pin):
-            yield self._loop.run(pin.__aenter__)
+            yield self._run(pin.__aenter__)
 
     def generate(self, prompt: Any, **options: Any) -> Completion:
         """The whole answer at once; options as for `stream`."""
@@ -161,9 +156,14 @@ class SyncEngine(Uncopied):
         return self._run(partial(self._engine.score, prompt, continuations, **options))
 
     def _run(self, work: Callable[[], Awaitable[T]]) -> T:
+        return self._opened().run(work)
+
+    def _opened(self) -> EventLoopThread:
+        """The loop that does the waiting. There is none where a program has opened the engine
+        behind it instead."""
         if self._loop is None:
             raise EngineClosed("the engine is not open; use `with SyncEngine(...)`")
-        return self._loop.run(work)
+        return self._loop
 
     def stats(self) -> EngineStats:
         """As `Engine.stats`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 import subprocess
@@ -112,6 +113,23 @@ def test_errors_are_those_of_the_engine(engine: SyncEngine, gate: StepGate) -> N
         engine.generate("abc", deadline=0.01)
 
 
+def test_an_engine_that_was_opened_behind_it_is_not_open_here() -> None:
+    engine = SyncEngine(FakeModel())
+
+    async def work() -> None:
+        async with engine.engine:
+            for call in (
+                lambda: engine.stream("abc"),
+                lambda: engine.generate("abc"),
+                lambda: engine.pin("abc").__enter__(),
+                lambda: engine.adapters,
+            ):
+                with pytest.raises(EngineClosed, match=r"use `with SyncEngine"):
+                    call()
+
+    asyncio.run(work())
+
+
 def test_threads_are_decoded_together(engine: SyncEngine, gate: StepGate) -> None:
     gate.close()
     with ThreadPoolExecutor(4) as pool:
@@ -194,6 +212,38 @@ def test_ctrl_c_ends_the_wait_and_the_request(
     else:
         assert len(engine.generate("abc", max_tokens=3).token_ids) == 3
         assert engine.stats().aborted == 1
+
+
+def test_ctrl_c_at_any_point_of_a_wait_leaves_no_lock(engine: SyncEngine) -> None:
+    """Also where a call takes a lock that the loop's thread takes next."""
+    of_the_wait = ("event_loop_thread.py", "threading.py", "_base.py", "base_events.py")
+    left = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(of_the_wait):
+            return None
+        if event in ("line", "return"):
+            left -= 1
+            if not left:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before, at, interrupted = sys.gettrace(), 0, True
+    while interrupted:
+        at += 1
+        left = at
+        try:
+            sys.settrace(trace)
+            engine.generate("abc", max_tokens=1)
+            interrupted = False
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert len(engine.generate("abc", max_tokens=2).token_ids) == 2
+    assert at > 30
 
 
 def test_who_waits_hears_of_the_close(engine: SyncEngine, gate: StepGate) -> None:
