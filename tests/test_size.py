@@ -29,7 +29,7 @@ MOST = {
     "plugins": 1_442,
     "protocols": 700,
     "quantization": 2_940,
-    "remote": 1_743,
+    "remote": 1_773,
     "runner": 4_680,
     "samplers": 420,
     "sampling": 2_265,

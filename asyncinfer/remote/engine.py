@@ -12,7 +12,8 @@ from typing import Any
 
 import anyio
 
-from asyncinfer.checks import check_seconds, checking_config
+from asyncinfer.bounds import MAX_DEADLINE
+from asyncinfer.checks import check_real, check_seconds, check_string, checking_config
 from asyncinfer.chunk import Completion
 from asyncinfer.engine import (
     Embeddings,
@@ -23,6 +24,7 @@ from asyncinfer.engine import (
     Session,
     open_session,
 )
+from asyncinfer.engine.uncopied import Uncopied
 from asyncinfer.errors import DeadlineExceeded, EngineClosed, InvalidConfig
 from asyncinfer.params import SamplingParams
 from asyncinfer.remote.dispatcher import Dispatcher
@@ -36,7 +38,7 @@ from asyncinfer.stats import EngineHealth, EngineStats
 __all__ = ["RemoteEngine"]
 
 
-class RemoteEngine:
+class RemoteEngine(Uncopied):
     """Engines in other processes, with the methods of an `Engine`; each request goes to one of
     them. asyncio only, on one event loop.
 
@@ -102,7 +104,10 @@ class RemoteEngine:
 
     async def remove(self, name: str, *, drain_timeout: float | None = None) -> None:
         """Remove and close a replica: it gets no more requests, and its running ones have
-        `drain_timeout` seconds. Raises `InvalidConfig` for an unknown name."""
+        `drain_timeout` seconds. Raises `InvalidConfig`, also for an unknown name."""
+        if drain_timeout is not None:
+            with checking_config():
+                check_seconds("drain_timeout", drain_timeout)
         if name not in self._dispatcher.replicas:
             raise InvalidConfig("replica", name, f"must be one of {self._dispatcher.replicas}")
         await self._dispatcher.remove(name, drain_timeout)
@@ -111,6 +116,8 @@ class RemoteEngine:
         """As `Engine.stream`, with its options. Requests of one `session` go to one replica, as far
         as its load allows. Raises `InvalidRequest` for bad options here."""
         params = read_params(options)
+        if session is not None:
+            check_string("session", session)
         hold = prompt.hold if isinstance(prompt, RemoteMessages) else None
         if hold is not None and session is None:
             session = hold.held.name
@@ -235,7 +242,8 @@ class RemoteEngine:
 
     async def _whole(self, method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         check_names(method, options)
-        prompt = args[0] if isinstance(args[0], str) else ""
+        # Texts to embed are several prompts, which go to one replica.
+        prompt = "" if method == "embed" else args[0]
         return await self._call("whole", prompt, [method, args], options)
 
     async def _call(
@@ -250,7 +258,8 @@ class RemoteEngine:
         dispatcher, request_id = self._dispatcher, self._next_id()
         deadline = options.get("deadline")
         if deadline is not None:
-            deadline = time.monotonic() + check_seconds("deadline", deadline)
+            seconds = check_real("deadline", deadline, 0.0, MAX_DEADLINE, open_low=True)
+            deadline = time.monotonic() + seconds
         route = await dispatcher.route(prompt, options, None)
         try:
             left = None
@@ -268,6 +277,8 @@ class RemoteEngine:
                     dispatcher.send(route, "abort", request_id)
             if call.cancelled():
                 raise dispatcher.gone(route)
-            return call.result()
+            result = call.result()
+            dispatcher.router.started(route)
+            return result
         finally:
             dispatcher.end(route)

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from asyncinfer.chunk import Chunk, Completion, Timings, Usage
 from asyncinfer.engine import SpokenMessages
 from asyncinfer.engine.transcript import AnswerChunk
+from asyncinfer.engine.uncopied import Uncopied
 from asyncinfer.errors import DeadlineExceeded, EngineClosed, StreamBusy
 from asyncinfer.remote.dispatcher import Dispatcher
 from asyncinfer.remote.hold import RemoteHold
@@ -31,7 +32,7 @@ ACK_TIMEOUT: Final = 5.0
 GRACE: Final = 5.0
 
 
-class RemoteStream:
+class RemoteStream(Uncopied):
     """`Stream` on a replica: async iterator of `Chunk`, async context manager, awaitable. It begins
     when it is entered, iterated or awaited, and belongs to one task of asyncio.
 
@@ -50,7 +51,9 @@ class RemoteStream:
         hold: RemoteHold | None = None,
     ) -> None:
         """`reader` parses answers that are JSON; `hold` keeps the blocks of a session."""
-        self.request_id = request_id
+        self._id = self.request_id = request_id
+        #: Requests that replicas were asked to begin: more than one where a start was refused.
+        self._runs = 0
         self.prompt_tokens: int | None = None
         self.usage: Usage | None = None
         self.timings: Timings | None = None
@@ -143,8 +146,9 @@ class RemoteStream:
             self._forget()
             raise
         finally:
-            # Cancelled: nobody else holds the awaited stream.
-            await self.aclose()
+            if self._route is not None:
+                # Cancelled: nobody else holds the awaited stream.
+                await self.aclose()
 
     async def _read(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work` for one task at a time; an error ends the stream."""
@@ -157,7 +161,10 @@ class RemoteStream:
         except (asyncio.CancelledError, GeneratorExit, StopAsyncIteration):
             raise
         except BaseException as error:
-            self._end(error)
+            if self._begun:
+                self._end(error)
+            else:
+                self._refused()
             raise
         finally:
             self._reading = False
@@ -240,6 +247,18 @@ class RemoteStream:
             self._dispatcher.send(route, "abort", self.request_id)
             raise self._dispatcher.gone(route)
         return call.result()
+
+    def _refused(self) -> None:
+        """Note that the stream did not begin. None of it was read, so it may be started again, as
+        a request of its own: the replica that was asked first may still have this one."""
+        if self._route is not None and not self._ended:
+            self._dispatcher.end(self._route)
+            self._route = None
+            if self._call is not None:
+                self._call.cancel()
+                self._call = None
+            self._runs += 1
+            self.request_id = f"{self._id}.{self._runs + 1}"
 
     def _end(self, error: BaseException | None) -> None:
         """Note that the stream has ended at the replica. The first end counts."""

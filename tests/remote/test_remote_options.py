@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from remote.wire import Wire, wires
 from support import Until
 
-from asyncinfer import DeadlineExceeded, InvalidRequest
+from asyncinfer import DeadlineExceeded, InvalidConfig, InvalidRequest
 from asyncinfer.remote import RemoteEngine
 from asyncinfer.remote.prompt_keys import PromptKeys
 
@@ -87,3 +88,36 @@ async def test_unknown_options_are_refused_here() -> None:
         await remote.beam_search("ab", beams=2, max_tokens=2)
         await remote.best_of("ab", candidates=2, max_tokens=2, priority=1)
         assert links["replica-0"].calls.count("whole") == 3
+
+
+async def test_options_have_the_bounds_of_an_engine() -> None:
+    async with RemoteEngine(wires(1)) as remote:
+        for deadline in (0, -1, 1e30):
+            for method in ("whole", "pin", "begin"):
+                with pytest.raises(InvalidRequest, match=r"^deadline=.* must be in \(0, 1e\+09\]"):
+                    await ask(remote, method, deadline)
+        for session in ([], 3):
+            with pytest.raises(InvalidRequest, match=r"^session=.* must be a string"):
+                remote.stream("ab", session=session)  # type: ignore[arg-type]
+        for seconds in ("soon", -1, float("nan")):
+            with pytest.raises(InvalidConfig, match=r"^drain_timeout="):
+                await remote.remove("replica-0", drain_timeout=seconds)  # type: ignore[arg-type]
+        # It was not removed.
+        assert (await remote.generate("ab", max_tokens=2)).finish_reason == "length"
+
+
+@pytest.mark.parametrize("prompt", [[*range(64)], [{"role": "user", "content": "a" * 64}]])
+async def test_each_kind_of_prompt_goes_where_its_beginning_is(prompt: Any) -> None:
+    links = wires(4)
+    async with RemoteEngine(links) as remote:
+        for _ in range(3):
+            await remote.best_of(prompt, candidates=2, max_tokens=2)
+        assert sorted(link.calls.count("whole") for link in links.values()) == [0, 0, 0, 3]
+
+
+async def test_neither_engine_nor_stream_is_copied() -> None:
+    async with RemoteEngine(wires(1)) as remote, remote.stream("ab", max_tokens=3) as stream:
+        for each in (remote, stream):
+            with pytest.raises(TypeError, match="cannot be copied"):
+                copy.copy(each)
+        assert len((await stream).token_ids) == 3

@@ -11,6 +11,7 @@ import pytest
 from remote.wire import Wire, wires
 from support import Until
 
+from asyncinfer import Overloaded
 from asyncinfer.remote import RemoteEngine, RemoteStream
 
 pytestmark = pytest.mark.anyio
@@ -131,3 +132,51 @@ async def test_a_closed_coroutine_ends_its_request(use: Any, at: str, until: Unt
         await until(lambda: "abort" in link.calls and not link.replica.requests)
         # Nobody holds up whoever waits for the last request.
         await asyncio.wait_for(remote.remove("replica-0", drain_timeout=60.0), 5.0)
+
+
+async def test_a_stream_that_did_not_begin_may_be_started_again() -> None:
+    """As one of an engine: it was refused for load, here and at the replica."""
+    link = wires(1, max_requests=1)["replica-0"]
+    refusing = Refusing(link)
+    async with RemoteEngine({"replica-0": refusing}) as remote:
+        stream = remote.stream("hello", max_tokens=3)
+        async with remote.stream("hello", max_tokens=400) as other:
+            await anext(other)
+            with pytest.raises(Overloaded, match="all replicas are full"):
+                await anext(stream)
+        first = stream.request_id
+        refusing.refuses = True
+        for _ in range(2):
+            with pytest.raises(Overloaded, match="at the replica"):
+                await stream
+        refusing.refuses = False
+        assert len((await stream).token_ids) == 3
+        assert stream.request_id == f"{first}.3"
+        # The replica is free for the next one.
+        assert len((await remote.generate("hello", max_tokens=3)).token_ids) == 3
+
+
+async def test_a_session_goes_on_after_a_refused_answer() -> None:
+    refusing = Refusing(wires(1)["replica-0"])
+    async with RemoteEngine({"replica-0": refusing}) as remote:
+        session = remote.session(max_tokens=3)
+        answer = session.stream("hello")
+        refusing.refuses = True
+        with pytest.raises(Overloaded):
+            await answer
+        refusing.refuses = False
+        await answer
+        assert len(session.messages) == 2
+
+
+class Refusing:
+    """A link whose replica has no room when a test says so."""
+
+    def __init__(self, inner: Wire) -> None:
+        self.inner = inner
+        self.refuses = False
+
+    async def call(self, method: str, *args: Any) -> Any:
+        if method == "begin" and self.refuses:
+            raise Overloaded("at the replica")
+        return await self.inner.call(method, *args)
