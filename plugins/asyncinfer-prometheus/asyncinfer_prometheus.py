@@ -92,9 +92,12 @@ class Prometheus(Observer):
         engine: str = "",
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
+        # Any other label would fail each scrape of the whole registry. Names of files may have
+        # lone surrogates.
         if not isinstance(engine, str):
-            # A label of another type would fail each scrape of the whole registry.
             raise ValueError(f"engine={engine!r}: must be a string")
+        if any("\ud800" <= char <= "\udfff" for char in engine):
+            raise ValueError(f"engine={engine!r}: must be valid Unicode")
         self._engine = _exporter(registry).add(engine)
         try:
             self._server = None if port is None else start_http_server(port, address, registry)

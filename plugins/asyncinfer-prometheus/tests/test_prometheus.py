@@ -128,6 +128,8 @@ def test_several_engines_of_one_registry() -> None:
 def test_a_label_is_a_text() -> None:
     with pytest.raises(ValueError, match=r"^engine=5: must be a string$"):
         Prometheus(engine=5, registry=CollectorRegistry())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^engine='.udcff': must be valid Unicode$"):
+        Prometheus(engine="\udcff", registry=CollectorRegistry())
 
 
 def test_it_serves_by_its_name() -> None:
