@@ -38,7 +38,7 @@ MOST = {
     "speculation": 1_052,
     "telemetry": 600,
     "testing": 9_962,
-    "text": 3_546,
+    "text": 3_547,
     "tools": 2_960,
     "weights": 3_680,
 }

@@ -6,6 +6,8 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
+from asyncinfer.bounds import MAX_TOKENS
+from asyncinfer.errors import InvalidRequest
 from asyncinfer.text.decode_window import ByteRuns, DecodeWindow
 from asyncinfer.text.pieces import PieceTable
 
@@ -48,11 +50,15 @@ class Detokenizer:
         self._settled = self._rest.settled
 
     def push(self, token_id: int) -> str:
-        """What the token adds to the text; bytes that begin a character wait for its end."""
-        if self._settled and token_id < len(self._texts):
+        """What the token adds to the text; bytes that begin a character wait for its end. Raises
+        `InvalidRequest` for what cannot be a token id."""
+        # A negative id is no token, but would be an index from the end.
+        if self._settled and 0 <= token_id < len(self._texts):
             text = self._texts[token_id]
             if text is not None:
                 return text
+        if not 0 <= token_id <= MAX_TOKENS:
+            raise InvalidRequest("token_id", token_id, f"must be between 0 and {MAX_TOKENS}")
         text = self._rest.push(token_id)
         self._settled = self._rest.settled
         return text

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from text import backends
 from tokenizers import decoders
 
-from asyncinfer import Engine
+from asyncinfer import Engine, InvalidRequest
 from asyncinfer.testing import FakeModel
 from asyncinfer.text import Detokenizer, StopStrings, Tokenizer
 
@@ -138,6 +138,16 @@ def test_an_id_without_a_token_does_not_end_a_run_of_bytes() -> None:
     beyond = GEMMA.get_vocab_size() + 5
     first, *rest = [1 + byte for byte in "☃".encode()]
     assert deltas(Tokenizer(GEMMA), [first, beyond, *rest]) == ["", "", "", "☃", ""]
+
+
+@pytest.mark.parametrize("backend", [BYTE_LEVEL, LLAMA, GEMMA])
+def test_what_cannot_be_an_id_is_refused(backend: tokenizers.Tokenizer) -> None:
+    detokenizer = Detokenizer(Tokenizer(backend))
+    before = "".join(map(detokenizer.push, range(backend.get_vocab_size())))
+    assert before
+    for wrong in (-1, -3000, 2**31):
+        with pytest.raises(InvalidRequest, match=f"^token_id={wrong}: must be between 0 and"):
+            detokenizer.push(wrong)
 
 
 def test_flush_twice_gives_nothing_twice() -> None:
