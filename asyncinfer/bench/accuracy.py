@@ -200,9 +200,9 @@ def _weight_bytes(model: str, device: str, dtype: str, weights: str) -> int:
     import torch
 
     from asyncinfer.bench.weight_bytes import weight_bytes
-    from asyncinfer.models import load_model, read_config, resolve
+    from asyncinfer.models import check_fetched, load_model, read_config, resolve
 
-    path = resolve(_source(model))
+    path = resolve(_source(model), check=check_fetched)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":

@@ -108,10 +108,10 @@ def measure_adapters(
 async def _measure(options: AdapterOptions, report: Callable[[str], None]) -> AdapterResult:
     import torch
 
-    from asyncinfer.models import examine, resolve
+    from asyncinfer.models import check_fetched, examine, resolve
 
     dtype: torch.dtype = getattr(torch, options.dtype)
-    path = resolve(options.model or "smollm2")
+    path = resolve(options.model or "smollm2", check=check_fetched)
     shapes = _shapes(examine(path).config)
     ranks = [_RANKS[index % len(_RANKS)] for index in range(options.running)]
     draw = random.Random(_SEED)

@@ -26,12 +26,12 @@ def pull_model(model: str, revision: str | None) -> None:
     again.
     """
     # Imports torch: the help text needs none.
-    from asyncinfer.models import NAMED_MODELS, pull, resolve
+    from asyncinfer.models import NAMED_MODELS, check_fetched, pull, resolve
 
     raise_again()
     show = sys.stderr.isatty()
     if model in NAMED_MODELS and revision is None:
         path = pull(NAMED_MODELS[model], show_progress=show)
     else:
-        path = resolve(model, revision=revision, show_progress=show)
+        path = resolve(model, revision=revision, show_progress=show, check=check_fetched)
     click.echo(path)

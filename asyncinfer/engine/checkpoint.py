@@ -40,7 +40,9 @@ class CheckpointSource:
         from asyncinfer.models.remote_code import tokenizer_code
         from asyncinfer.weights.gguf import is_gguf
 
-        path, head = self._path(config, _check_fetched), drafting_head(config)
+        # Before the model, which is larger: what it is refused for would come after hours.
+        head = drafting_head(config)
+        path = self._path(config, _check_fetched)
         if is_gguf(path):
             return load_gguf(path, config, progress, draft=self.draft, head=head)
         with following_links(self._follows_links(config)):

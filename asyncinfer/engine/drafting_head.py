@@ -17,8 +17,9 @@ def drafting_head(config: EngineConfig) -> Path | None:
     named = config.draft
     if not isinstance(named, str | PathLike) or named in (PREDICTOR, EMBEDDED):
         return None
+    from asyncinfer.models import check_fetched
     from asyncinfer.models.eagle3_config import is_eagle3
     from asyncinfer.weights import resolve
 
-    folder = resolve(named if isinstance(named, str) else Path(named))
+    folder = resolve(named if isinstance(named, str) else Path(named), check=check_fetched)
     return folder if is_eagle3(folder) else None

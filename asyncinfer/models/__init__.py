@@ -6,6 +6,7 @@ from asyncinfer.models.examine import Examined, examine
 from asyncinfer.models.examples import EXAMPLES, GROUPS
 from asyncinfer.models.experts import read_experts
 from asyncinfer.models.family import Family
+from asyncinfer.models.fetched import check_fetched
 from asyncinfer.models.load import load_model, load_weights
 from asyncinfer.models.mamba import read_mamba
 from asyncinfer.models.names import PredictorNames, TensorNames
@@ -57,6 +58,7 @@ __all__ = [
     "ShortConvConfig",
     "TensorNames",
     "WeightCache",
+    "check_fetched",
     "examine",
     "load_model",
     "load_weights",

@@ -14,6 +14,7 @@ from weights.hub import Hub
 
 from asyncinfer import ModelLoadError, SyncEngine
 from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.cli import main
 
 CONFIG: dict[str, Any] = json.loads((MODEL_PATH / "config.json").read_text("utf-8"))
 FILES = {
@@ -55,6 +56,41 @@ def test_no_weights_are_fetched_for_nothing(
         with pytest.raises(ModelLoadError, match=says), SyncEngine("org/name", device="cpu"):
             pass
     assert sorted(hub.fetched) == sorted(files.keys() - {"model.safetensors"})
+
+
+@pytest.mark.parametrize("name", ["an unknown architecture", "a config that cannot be"])
+@pytest.mark.parametrize("kind", ["pull", "draft"])
+def test_none_for_a_pull_and_for_a_draft_either(
+    kind: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changes, says = WRONG[name]
+    files = {file: data for file, data in {**FILES, **changes}.items() if data is not None}
+    with serving(files, tmp_path, monkeypatch) as hub:
+        if kind == "pull":
+            with pytest.raises(SystemExit, match="1"):
+                main(["pull", "org/name"])
+            assert says in capsys.readouterr().err
+        else:
+            engine = SyncEngine(MODEL_PATH, device="cpu", draft="org/name")
+            with pytest.raises(ModelLoadError, match=says), engine:
+                pass
+    assert sorted(hub.fetched) == sorted(files.keys() - {"model.safetensors"})
+
+
+def test_a_drafting_head_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 100}
+    files = {
+        "config.json": json.dumps(head).encode(),
+        "model.safetensors": FILES["model.safetensors"],
+    }
+    with serving(files, tmp_path, monkeypatch) as hub:
+        with pytest.raises(SystemExit, match="0"):
+            main(["pull", "org/name"])
+    assert sorted(hub.fetched) == sorted(files)
 
 
 def test_a_model_of_the_hub_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
