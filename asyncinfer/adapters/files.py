@@ -15,7 +15,7 @@ import torch
 from asyncinfer.adapters.config import CONFIG
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.files import checkpoint_file, read_json
-from asyncinfer.weights.hub import HubModel, Unreachable, is_hub_id
+from asyncinfer.weights.hub import HubModel, NotKept, Unreachable, is_hub_id
 from asyncinfer.weights.safetensors_file import SafetensorsReader
 
 __all__ = ["AdapterFiles", "open_adapter", "resolve_adapter"]
@@ -132,9 +132,9 @@ def resolve_adapter(source: str | os.PathLike[str], revision: str | None = None)
         return cached
     try:
         commit, _ = hub.listing(needed=not whole)
-    except Unreachable as error:
-        if cached is None or not whole:
-            raise hub.refused(str(error)) from error
-        hub.log_unreachable(error)
-        return cached
-    return hub.download(commit, (CONFIG, WEIGHTS))
+        if whole:
+            # The branch keeps the copy that is whole until the newer one is, too.
+            hub.download(commit, (CONFIG, WEIGHTS))
+        return hub.download(hub.revision, (CONFIG, WEIGHTS))
+    except (NotKept, Unreachable) as error:
+        return hub.instead(cached if whole else None, error)

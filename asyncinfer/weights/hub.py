@@ -24,7 +24,7 @@ from asyncinfer.telemetry import emit
 from asyncinfer.weights.gguf import is_gguf
 from asyncinfer.weights.named import NAMED_MODELS
 
-__all__ = ["HubModel", "Unreachable", "is_hub_id"]
+__all__ = ["HubModel", "NotKept", "Unreachable", "is_hub_id"]
 
 T = TypeVar("T")
 
@@ -45,6 +45,10 @@ LOOK_SECONDS: Final = 0.25
 
 class Unreachable(Exception):
     """The hub did not say whether it has the model."""
+
+
+class NotKept(ModelLoadError):
+    """The cache cannot keep the hub's files: its disk is full, or may only be read."""
 
 
 class _GivenUp(BaseException):
@@ -146,7 +150,8 @@ class HubModel:
 
     def download(self, revision: str | None, files: Collection[str]) -> Path:
         """Fetch those of `files` that the hub has; returns their folder. Raises `ModelLoadError`,
-        and what `check_cancelled` does."""
+        and what `check_cancelled` does. From the beginning on the cache takes a branch for its
+        commit, and finds what it has of an older one no more."""
         from huggingface_hub import constants, snapshot_download
 
         # Wildcards of fnmatch in a name would match other files.
@@ -172,11 +177,21 @@ class HubModel:
         try:
             return Path(fetch.outcome())
         except Exception as error:
+            if _is_of_this_machine(error):
+                raise NotKept(
+                    f"cannot be kept in the hub's cache ({self._cache}): {error}", file=self.model
+                ) from error
             raise self.refused(self._why(error)) from error
 
-    def log_unreachable(self, error: Unreachable) -> None:
-        """Log that the copy in the cache is taken instead."""
-        emit("hub_unreachable", model=self.model, error=str(error))
+    def instead(self, copy: Path | None, error: NotKept | Unreachable) -> Path:
+        """The copy in the cache, where the hub's cannot be had; this is logged. Without one it
+        raises `ModelLoadError`."""
+        if copy is not None:
+            emit("hub_unreachable", model=self.model, error=str(error))
+            return copy
+        if isinstance(error, NotKept):
+            raise error
+        raise self.refused(str(error)) from error
 
     def refused(self, why: str) -> ModelLoadError:
         """The error to raise about the model."""
@@ -274,3 +289,9 @@ class HubModel:
 
     def _moved(self) -> None:
         self._updates += 1
+
+
+def _is_of_this_machine(error: Exception) -> bool:
+    """Whether the system refused to write a file. The client's own errors have no number."""
+    other = isinstance(error, ConnectionError | TimeoutError)
+    return isinstance(error, OSError) and error.errno is not None and not other

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.weights.gguf import find_gguf, is_gguf, split_names
-from asyncinfer.weights.hub import HubModel, Unreachable
+from asyncinfer.weights.hub import HubModel, NotKept, Unreachable
 
 __all__ = ["cached_gguf", "resolve_gguf"]
 
@@ -14,7 +14,8 @@ __all__ = ["cached_gguf", "resolve_gguf"]
 def resolve_gguf(hub: HubModel, file: str) -> Path:
     """Fetch the file of the repository that is named `file`, or is the only one with `file` in its
     name; of a split model all parts. Returns the (first) file. The copy in the cache is taken if
-    the hub does not answer, or if the revision is a commit. Raises `ModelLoadError`."""
+    the hub does not answer, if the cache cannot keep a newer one, or if the revision is a commit.
+    Raises `ModelLoadError`."""
     # Refuses a later part of a split model by its number.
     split_names(file)
     cached = cached_gguf(hub, file)
@@ -25,16 +26,18 @@ def resolve_gguf(hub: HubModel, file: str) -> Path:
     try:
         commit, files = hub.listing(needed=cached is None)
     except Unreachable as error:
-        if cached is None:
-            raise hub.refused(str(error)) from error
-        hub.log_unreachable(error)
-        return cached
+        return hub.instead(cached, error)
     name = find_gguf([one for one in files if is_gguf(one)], file, hub.model)
     folder = hub.snapshot()
     if folder is not None and folder.name == commit and _is_whole(folder, name):
         return folder / name
-    # By the branch, not by the commit, so that the cache learns the branch's commit.
-    return hub.download(hub.revision, split_names(name)) / name
+    try:
+        if cached is not None:
+            hub.download(commit, split_names(name))
+        # By the branch, not by the commit, so that the cache learns the branch's commit.
+        return hub.download(hub.revision, split_names(name)) / name
+    except NotKept as error:
+        return hub.instead(cached, error)
 
 
 def cached_gguf(hub: HubModel, file: str) -> Path | None:

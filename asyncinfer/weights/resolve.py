@@ -11,7 +11,7 @@ from asyncinfer.errors import ModelLoadError
 from asyncinfer.files import checkpoint_file
 from asyncinfer.weights.checkpoint import INDEX, SINGLE, read_index
 from asyncinfer.weights.gguf import find_gguf, is_gguf
-from asyncinfer.weights.hub import HubModel, Unreachable, is_hub_id
+from asyncinfer.weights.hub import HubModel, NotKept, Unreachable, is_hub_id
 from asyncinfer.weights.hub_gguf import cached_gguf, resolve_gguf
 from asyncinfer.weights.named import NAMED_MODELS
 from asyncinfer.weights.pull import pull
@@ -227,17 +227,14 @@ def _hub_id(model: str | Path) -> str:
 
 def _fetch(hub: HubModel, whole: Path | None, check: Callable[[Path], object]) -> Path:
     """The revision's folder, or its only GGUF file. `whole` is the folder in the cache if that
-    lacks nothing, and is taken if it is the newest commit or the hub does not answer."""
+    lacks nothing, and is taken if it is the newest commit, if the hub does not answer, or if the
+    cache cannot keep a newer one."""
     if whole is not None and hub.is_commit:
         return whole
     try:
         commit, files = hub.listing(needed=whole is None)
     except Unreachable as error:
-        found = whole or cached_gguf(hub, "")
-        if found is None:
-            raise hub.refused(str(error)) from error
-        hub.log_unreachable(error)
-        return found
+        return hub.instead(whole or cached_gguf(hub, ""), error)
     gguf = [name for name in files if is_gguf(name)]
     if gguf and not files & {SINGLE, INDEX}:
         return resolve_gguf(hub, find_gguf(gguf, "", hub.model))
@@ -245,10 +242,18 @@ def _fetch(hub: HubModel, whole: Path | None, check: Callable[[Path], object]) -
         wanted = [PurePosixPath(name) for name in files if _is_small(name)]
         if all(checkpoint_file(whole, it.name, str(it.parent)) is not None for it in wanted):
             return whole
-    folder = hub.download(hub.revision, [name for name in files if _is_small(name)])
-    check(folder)
-    # By the index' commit, so that index and weights match even if the branch moves on.
-    return hub.download(folder.name, _weights(folder))
+    small = [name for name in files if _is_small(name)]
+    # The branch keeps a copy that is whole until the newer one is, too.
+    try:
+        folder = hub.download(hub.revision if whole is None else commit, small)
+        check(folder)
+        # By the index' commit, so that index and weights match even if the branch moves on.
+        folder = hub.download(folder.name, _weights(folder))
+        if whole is not None:
+            hub.download(hub.revision, small)
+    except NotKept as error:
+        return hub.instead(whole, error)
+    return folder
 
 
 def _config_folder(hub: HubModel) -> Path:
@@ -258,13 +263,11 @@ def _config_folder(hub: HubModel) -> Path:
     if cached is not None and (hub.offline or hub.is_commit):
         return cached
     try:
-        hub.listing(needed=cached is None)
-    except Unreachable as error:
-        if cached is None:
-            raise hub.refused(str(error)) from error
-        hub.log_unreachable(error)
-        return cached
-    return hub.download(hub.revision, (_CONFIG,))
+        commit, _ = hub.listing(needed=cached is None)
+        whole = cached is not None and _is_whole(cached)
+        return hub.download(commit if whole else hub.revision, (_CONFIG,))
+    except (NotKept, Unreachable) as error:
+        return hub.instead(cached, error)
 
 
 def _weights(folder: Path) -> list[str]:

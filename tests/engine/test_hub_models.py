@@ -13,6 +13,7 @@ from huggingface_hub import constants
 from weights.hub import Hub
 
 from asyncinfer import ModelLoadError, SyncEngine
+from asyncinfer.adapters.files import resolve_adapter
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.cli import main
 
@@ -98,3 +99,20 @@ def test_a_model_of_the_hub_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with SyncEngine("org/name", device="cpu") as engine:
             assert len(engine.generate("Once upon", max_tokens=2, ignore_eos=True).token_ids) == 2
     assert sorted(hub.fetched) == sorted(FILES)
+
+
+def test_an_adapter_of_the_hub_is_there_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"older"}
+    with serving(files, tmp_path, monkeypatch):
+        older = resolve_adapter("org/name")
+    monkeypatch.setattr("weights.hub.COMMIT", "f" * 40)
+    files["adapter_model.safetensors"] = b"newer"
+    with serving(files, tmp_path, monkeypatch) as hub, monkeypatch.context() as offline:
+        newer = resolve_adapter("org/name")
+        assert (newer / "adapter_model.safetensors").read_bytes() == b"newer"
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        asked = len(hub.asked)
+        assert resolve_adapter("org/name") == newer != older
+        assert len(hub.asked) == asked
