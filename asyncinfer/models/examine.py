@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncinfer.errors import ModelLoadError, PluginError
-from asyncinfer.files import MOST_CONFIG_BYTES, following_links, read_config_json, read_json
+from asyncinfer.files import following_links, read_config_file, read_config_json
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import parse_config
 from asyncinfer.models.gguf import gguf_config
@@ -119,7 +119,7 @@ def _examine_gguf(path: Path) -> Examined:
 
 def _examine_config(path: Path) -> Examined:
     try:
-        values = read_json(path, MOST_CONFIG_BYTES)
+        values = read_config_file(path)
     except ModelLoadError as error:
         raise ModelLoadError(
             f"{error}; wanted is a folder, a GGUF file or a config.json"

@@ -13,7 +13,7 @@ from asyncinfer.adapters import lora_layout
 from asyncinfer.checks import check_integer
 from asyncinfer.config import MOST_ADAPTER_RANK, MOST_ADAPTERS, PREDICTOR, EngineConfig
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.files import read_json
+from asyncinfer.files import read_config_file
 from asyncinfer.models import ModelConfig, parse_config, read_config
 from asyncinfer.models.predictor import with_predictor
 from asyncinfer.planner.drafting_head import PlannedHead
@@ -33,7 +33,6 @@ __all__ = ["Plan", "config_of", "plan", "plan_config"]
 _DEFAULT_CONTEXT: Final = 4096
 _MOST_BATCH: Final = 1 << 20
 _MOST_INTERVAL: Final = 1 << 20
-_MOST_CONFIG_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +143,7 @@ def config_of(model: str | Path, *, offline: bool = False) -> ModelConfig:
 def _read(path: Path) -> ModelConfig:
     if is_gguf(path):
         return read_config(path)
-    return parse_config(read_json(path, _MOST_CONFIG_BYTES), file=str(path))
+    return parse_config(read_config_file(path), file=str(path))
 
 
 def plan_config(

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.files import checkpoint_file
+from asyncinfer.files import QUANT_JSON, checkpoint_file
 from asyncinfer.weights.checkpoint import INDEX, SINGLE, read_index
 from asyncinfer.weights.gguf import find_gguf, is_gguf
 from asyncinfer.weights.hub import HubModel, NotKept, Unreachable, is_hub_id
@@ -34,6 +34,7 @@ _SMALL_FILES = (
     "config_sentence_transformers.json",
     "generation_config.json",
     INDEX,
+    QUANT_JSON,
     "modules.json",
     "sentence_bert_config.json",
     "special_tokens_map.json",
@@ -265,7 +266,7 @@ def _config_folder(hub: HubModel) -> Path:
     try:
         commit, _ = hub.listing(needed=cached is None)
         whole = cached is not None and _is_whole(cached)
-        return hub.download(commit if whole else hub.revision, (_CONFIG,))
+        return hub.download(commit if whole else hub.revision, (_CONFIG, QUANT_JSON))
     except (NotKept, Unreachable) as error:
         return hub.instead(cached, error)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,14 +11,17 @@ from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 from models.hostile_json import VALUES, changed
-from quantization.quantised import AWQ, BNB, CASES, GPTQ, GROUPS, group, hqq_config
+from quantization.quantised import AWQ, BNB, CASES, GPTQ, GROUPS, ROUND, group, hqq_config
+from transformers import LlamaConfig
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.models import parse_config
+from asyncinfer.models import examine, parse_config, read_config
 from asyncinfer.models.quantised import read_scheme
 from asyncinfer.models.reader import JsonReader
+from asyncinfer.planner import plan
 from asyncinfer.quantization.schemes import (
     Bnb4Matrix,
+    Fp4Matrix,
     Fp8Matrix,
     GptqMatrix,
     HqqMatrix,
@@ -26,6 +31,15 @@ from asyncinfer.quantization.schemes import (
 
 PREFIX = "quantization_config."
 FP8 = {"quant_method": "fp8"}
+MIXED = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        "model.layers.0.mlp.up_proj": {"quant_algo": "FP8"},
+        "model.layers.1.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
+    },
+}
+NVFP4 = Fp4Matrix(16, ".weight", ".weight_scale_2")
 PACKED = group("pack-quantized", **GROUPS)
 
 
@@ -73,6 +87,19 @@ def hqq(**changes: Any) -> dict[str, Any]:
         ("ignored_layers", {**FP8, "ignored_layers": [3]}),
         ("quant_algo", {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}),
         ("quant_algo", {"quant_method": "modelopt"}),
+        ("quant_algo", {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}),
+        (
+            "quantized_layers.a.quant_algo",
+            {**MIXED, "quantized_layers": {"a": {"quant_algo": "W4A8_AWQ"}}},
+        ),
+        ("quantization.quant_algo", {"quantization": {"quant_algo": "INT4_AWQ"}}),
+        ("packing_format", {**ROUND, "packing_format": "auto_round:auto_gptq:marlin"}),
+        ("bits", {**ROUND, "bits": 3}),
+        ("bits", {**ROUND, "bits": 16}),
+        ("data_type", {**ROUND, "data_type": "mx_fp"}),
+        ("extra_config.a.bits", {**ROUND, "extra_config": {"a": {"bits": 5}}}),
+        ("extra_config", {**ROUND, "extra_config": {"(": {"bits": 8}}}),
+        ("extra_config.a", {**ROUND, "extra_config": {"a": 8}}),
         ("bits", {**GPTQ, "bits": 3}),
         ("bits", {**GPTQ, "bits": None}),
         ("group_size", {**GPTQ, "group_size": 0}),
@@ -170,10 +197,66 @@ def test_as_they_are_published() -> None:
     # Of a model with images, whose text alone is quantised.
     nested = JsonReader({"text_config": {"quantization_config": PACKED}}, "config.json")
     assert read_scheme(nested) == read(PACKED)
+    # The old spelling of a name, and that of the plugin of other engines.
+    assert read({**PACKED, "quant_method": "compressed_tensors"}) == read(PACKED)
+    assert read({**ROUND, "quant_method": "intel/auto-round"}) == read(ROUND)
     awq = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True}
     assert read(awq) is not None
     assert read({}) is None
     assert read(None) is None
+
+
+def test_what_nvidia_writes_beside_the_config(tmp_path: Path) -> None:
+    """At first `config.json` said nothing."""
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    beside = {"producer": {"name": "modelopt", "version": "0.19"}, "quantization": said}
+    values = {**LlamaConfig(num_hidden_layers=1).to_dict(), "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    found = read_config(tmp_path).scheme
+    assert found is not None
+    assert found == examined(tmp_path) == read(beside)
+    assert found.planned("model.layers.0.mlp.up_proj") == Fp8Matrix()
+    assert found.planned("lm_head") is None
+    assert {one.name for one in plan(tmp_path).stored} == {"modelopt", "bfloat16"}
+    said["quant_algo"] = "W4A8_AWQ"
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    with pytest.raises(ModelLoadError, match=r"hf_quant_config\.json\.quantization\.quant_algo="):
+        read_config(tmp_path)
+    # Keys and values alone are quantised.
+    del said["quant_algo"]
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    assert read_config(tmp_path).scheme is None
+
+
+def examined(folder: Path) -> Scheme | None:
+    found = examine(folder / "config.json").config
+    assert found is not None
+    return found.scheme
+
+
+def test_formats_of_single_modules() -> None:
+    found = read(
+        {
+            **ROUND,
+            "extra_config": {
+                "lm_head": {"bits": 16, "data_type": "fp"},
+                "model.layers.0.mlp.up_proj": {"bits": 8, "group_size": 64},
+                ".*\\.1\\.mlp\\.up_proj": {"bits": 8, "group_size": 64},
+            },
+        }
+    )
+    assert found is not None
+    wide = GptqMatrix(8, 64)
+    assert found.planned("lm_head") is None
+    assert found.planned("model.layers.0.mlp.up_proj") == wide
+    assert found.planned("model.layers.1.mlp.up_proj") == wide
+    assert found.planned("model.layers.2.mlp.up_proj") == GptqMatrix(4, 32)
+    found = read(MIXED)
+    assert found is not None
+    assert found.format("model.layers.0.mlp.up_proj") == Fp8Matrix()
+    assert found.format("model.layers.1.mlp.up_proj") == NVFP4
+    assert found.format("model.layers.2.mlp.up_proj") is None
 
 
 def test_formats_by_module() -> None:

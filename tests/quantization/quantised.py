@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from compressed_tensors.compressors import (
     MXFP4PackedCompressor,
+    MXFP8QuantizationCompressor,
     NaiveQuantizationCompressor,
     NVFP4PackedCompressor,
     PackedQuantizationCompressor,
@@ -181,6 +182,18 @@ def fourths(compressor: Any, **args: Any) -> Make:
     return make
 
 
+def eighths_in_groups(outputs: int, inputs: int, random: torch.Generator) -> Held:
+    """MXFP8: a power of two for each 32."""
+    quantised = QuantizationArgs(num_bits=8, type="float", strategy="group", group_size=32)
+    scheme = QuantizationScheme(targets=["Linear"], weights=quantised)
+    state = {
+        "weight": eighths((outputs, inputs), random),
+        "weight_scale": numbers((outputs, inputs // 32), 118, 124, random).to(torch.uint8),
+    }
+    right = MXFP8QuantizationCompressor.decompress(dict(state), scheme)["weight"].float()
+    return {f".{name}": tensor for name, tensor in state.items()}, right
+
+
 # --- definitions in plain numpy, where no library runs
 
 
@@ -342,6 +355,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
 GROUPS = {"num_bits": 4, "strategy": "group", "group_size": 32}
+ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True}
 CHANNELS = {"num_bits": 8, "strategy": "channel"}
 
 
@@ -413,6 +427,10 @@ CASES: dict[str, Case] = {
         group("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32),
         fourths(MXFP4PackedCompressor, strategy="group", group_size=32),
     ),
+    "mxfp8": Case(
+        group("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32),
+        eighths_in_groups,
+    ),
     "gptq": Case(GPTQ, gptq(4, 32)),
     "gptq of the second version": Case(
         {**GPTQ, "checkpoint_format": "gptq_v2", "sym": False}, gptq(4, 32, second=True)
@@ -422,6 +440,13 @@ CASES: dict[str, Case] = {
     "gptq of 2 bits": Case({**GPTQ, "bits": 2}, gptq(2, 32)),
     "awq": Case(AWQ, awq(4, 32, (0, 2, 4, 6, 1, 3, 5, 7))),
     "awq of 8 bits": Case({**AWQ, "bits": 8, "group_size": -1}, awq(8, -1, (0, 2, 1, 3))),
+    "auto-round": Case({**ROUND, "packing_format": "auto_round:auto_gptq"}, gptq(4, 32)),
+    "auto-round, zeros as they are": Case(
+        {**ROUND, "packing_format": "auto_round"}, gptq(4, 32, second=True)
+    ),
+    "auto-round as awq": Case(
+        {**ROUND, "packing_format": "auto_round:auto_awq"}, awq(4, 32, (0, 2, 4, 6, 1, 3, 5, 7))
+    ),
     "nf4, double": Case(
         {**BNB, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}, bnb4("nf4", True)
     ),

@@ -26,10 +26,12 @@ from asyncinfer.quantization.schemes import (
 __all__ = ["compressed_tensors"]
 
 _FLOAT8: Final = ("float-quantized", "naive-quantized")
+#: 8-bit floats, 32 of which share a power of two.
+_MXFP8: Final = "mxfp8-quantized"
 _BYTES: Final = ("int-quantized", "naive-quantized")
 #: Formats of 4-bit floats, and how many inputs share a scale.
 _FLOAT4: Final = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
-_FORMATS: Final = (*_FLOAT8, "int-quantized", "pack-quantized", *_FLOAT4)
+_FORMATS: Final = (*_FLOAT8, _MXFP8, "int-quantized", "pack-quantized", *_FLOAT4)
 _STRATEGIES: Final = ("tensor", "channel", "group", "block", "tensor_group")
 
 
@@ -81,7 +83,7 @@ def _format(config: JsonReader, group: JsonReader, weights: JsonReader) -> Matri
         raise holder.refuse("format", f"is not supported; must be one of {', '.join(_FORMATS)}")
     bits, kind = weights.integer("num_bits", 1, 32, 8), weights.string("type", "int")
     fits = {
-        "float": (bits == 8 and own in _FLOAT8) or (bits == 4 and own in _FLOAT4),
+        "float": (bits == 8 and own in (*_FLOAT8, _MXFP8)) or (bits == 4 and own in _FLOAT4),
         "int": own in _BYTES or own == "pack-quantized",
     }
     if not fits.get(kind, False):
@@ -93,6 +95,8 @@ def _format(config: JsonReader, group: JsonReader, weights: JsonReader) -> Matri
     if own in _FLOAT4:
         size = _group_size(weights, _FLOAT4[own])
         return Fp4Matrix(size, scale_of_all=".weight_global_scale" if own[0] == "n" else None)
+    if own == _MXFP8:
+        return Fp8Matrix((1, _group_size(weights, 32)))
     return Fp8Matrix(_block(weights) if _strategy(weights) == "block" else None)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from asyncinfer.files import QUANT_JSON
+from asyncinfer.models.quantised.auto_round import auto_round
 from asyncinfer.models.quantised.compressed_tensors import compressed_tensors
 from asyncinfer.models.quantised.keys import (
     MOST_GROUP,
@@ -16,11 +18,11 @@ from asyncinfer.models.quantised.keys import (
     read_modules,
     read_names,
 )
+from asyncinfer.models.quantised.modelopt import modelopt
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.quantization.schemes import (
     AwqMatrix,
     Bnb4Matrix,
-    Fp4Matrix,
     Fp8Matrix,
     GptqMatrix,
     HqqMatrix,
@@ -43,14 +45,27 @@ def read_scheme(config: JsonReader) -> Scheme | None:
     part = config.object("quantization_config") or config.object("compression_config")
     if part is None:
         text = config.object("text_config")
-        return None if text is None else read_scheme(text)
+        found = None if text is None else read_scheme(text)
+        beside = config.object(QUANT_JSON)
+        return _scheme(beside) if found is None and beside is not None else found
+    return _scheme(part)
+
+
+def _scheme(part: JsonReader) -> Scheme | None:
     default = ""
+    inner = part.object("quantization")
+    if inner is not None and not part.has("quant_method"):
+        # What NVIDIA's Model Optimizer writes into hf_quant_config.json.
+        part, default = inner, "modelopt"
+        if not part.has("quant_algo"):
+            # Keys and values alone are quantised.
+            return None
     if part.values.get("load_in_4bit") or part.values.get("load_in_8bit"):
         default = "bitsandbytes"
     elif part.has("config_groups"):
         default = "compressed-tensors"
     method = part.string("quant_method", default).lower()
-    read = _METHODS.get(method)
+    read = _METHODS.get(_ALIASES.get(method, method))
     if read is None:
         known = ", ".join(_METHODS)
         raise part.refuse("quant_method", f"is not known; must be one of {known}")
@@ -78,16 +93,6 @@ def _mxfp4(config: JsonReader) -> Scheme:
     skipped = read_modules(config, "modules_to_not_convert")
     experts = Modules.of(["mlp.experts"])
     return Scheme("mxfp4", ((experts, Mxfp4Experts()),), skipped)
-
-
-def _modelopt(config: JsonReader) -> Scheme:
-    check_known(config, "quant_algo", ("FP8", "NVFP4"))
-    format: MatrixFormat = Fp8Matrix()
-    if config.string("quant_algo") == "NVFP4":
-        group = config.integer("group_size", 1, MOST_GROUP, 16)
-        format = Fp4Matrix(group, ".weight", ".weight_scale_2")
-    skipped = read_modules(config, "exclude_modules", "ignore")
-    return Scheme("modelopt", ((None, format),), skipped)
 
 
 def _gptq(config: JsonReader) -> Scheme:
@@ -188,6 +193,12 @@ def _hqq_matrix(params: JsonReader) -> HqqMatrix:
     return HqqMatrix(read_bits(weight, "nbits", _BITS), group, weight.integer("axis", 0, 1, 1))
 
 
+#: Other names of these methods.
+_ALIASES: Final = {
+    "compressed_tensors": "compressed-tensors",
+    "intel/auto-round": "auto-round",
+    "modelopt_fp4": "modelopt",
+}
 _METHODS: Final[Mapping[str, Callable[[JsonReader], Scheme]]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm_fp8,
@@ -197,5 +208,6 @@ _METHODS: Final[Mapping[str, Callable[[JsonReader], Scheme]]] = {
     "awq": _awq,
     "bitsandbytes": _bitsandbytes,
     "hqq": _hqq,
-    "modelopt": _modelopt,
+    "modelopt": modelopt,
+    "auto-round": auto_round,
 }
