@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Final
 
 from asyncinfer.errors import ModelLoadError
 
 __all__ = ["checkpoint_file", "following_links", "plain_name"]
 
+#: Pointers of Git LFS have fewer.
+_POINTER_BYTES: Final = 1024
 _follow: ContextVar[bool] = ContextVar("asyncinfer_follow_links", default=False)
 
 
@@ -39,10 +42,10 @@ def checkpoint_file(folder: Path, name: str, within: str = "") -> Path | None:
     """The regular file `name` in `folder` (or in its subfolder `within`); None if there is no such
     name.
 
-    `ModelLoadError` for a name or a symlink that leads out of the folder, and for anything but a
-    regular file: opening a FIFO would wait for ever, and a device has side effects. Followed are
-    the hub cache's own symlinks, `snapshots/<commit>/<name>` to `blobs/<hash>`, and in a block of
-    `following_links` all of them.
+    `ModelLoadError` for a name or a symlink that leads out of the folder, for a pointer of Git LFS,
+    and for anything but a regular file: opening a FIFO would wait for ever, and a device has side
+    effects. Followed are the hub cache's own symlinks, `snapshots/<commit>/<name>` to
+    `blobs/<hash>`, and in a block of `following_links` all of them.
     """
     if not plain_name(name):
         raise ModelLoadError("the name leads out of the checkpoint's folder", file=name)
@@ -51,7 +54,8 @@ def checkpoint_file(folder: Path, name: str, within: str = "") -> Path | None:
         return None
     try:
         real = path.resolve(strict=True)
-        mode = real.stat().st_mode
+        status = real.stat()
+        mode, size = status.st_mode, status.st_size
     except (OSError, RuntimeError) as error:
         raise ModelLoadError(f"cannot be opened: {error}", file=str(path)) from error
     if not _follow.get() and not any(real.is_relative_to(root) for root in _roots(folder)):
@@ -62,7 +66,21 @@ def checkpoint_file(folder: Path, name: str, within: str = "") -> Path | None:
         )
     if not stat.S_ISREG(mode):
         raise ModelLoadError("is not a regular file", file=str(path))
+    if size < _POINTER_BYTES and _is_pointer(real):
+        raise ModelLoadError(
+            "is a pointer of Git LFS, not the file itself: `git lfs pull` in its folder fetches it",
+            file=str(path),
+        )
     return path
+
+
+def _is_pointer(path: Path) -> bool:
+    """Whether Git wrote a file that stands for a large one, as it does without Git LFS."""
+    try:
+        return path.read_bytes().startswith(b"version https://git-lfs.github.com/")
+    except OSError:
+        # Whoever opens it says so.
+        return False
 
 
 def _roots(folder: Path) -> tuple[Path, ...]:

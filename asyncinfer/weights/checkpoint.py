@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from asyncinfer.errors import ModelLoadError
@@ -10,12 +12,14 @@ from asyncinfer.weights.gguf import GgufCheckpoint, is_gguf
 from asyncinfer.weights.safetensors_file import SafetensorsReader
 from asyncinfer.weights.tensor_files import StoredTensor, TensorFiles
 
-__all__ = ["INDEX", "SINGLE", "SafetensorsCheckpoint", "open_checkpoint", "read_index"]
+__all__ = ["INDEX", "SINGLE", "SafetensorsCheckpoint"]
+__all__ += ["open_checkpoint", "read_index", "without_weights"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 #: Room for some hundred thousand tensors, of a hundred bytes each, as the largest models have.
 _MOST_INDEX_BYTES = 32 << 20
+_PICKLED = (".bin", ".bin.index.json", ".pt", ".pth")
 
 
 class SafetensorsCheckpoint(TensorFiles[SafetensorsReader]):
@@ -70,18 +74,23 @@ class SafetensorsCheckpoint(TensorFiles[SafetensorsReader]):
         folder = self.folder / self._within
         if not folder.is_dir():
             return ModelLoadError("no such folder", file=str(folder))
-        pickled = sorted(
-            entry.name
-            for pattern in ("*.bin", "*.bin.index.json", "*.pt", "*.pth")
-            for entry in folder.glob(pattern)
+        return without_weights(os.listdir(folder), str(folder))
+
+
+def without_weights(names: Iterable[str], folder: str) -> ModelLoadError:
+    """The error to raise about a folder, here or on the hub, which has these files and no weights
+    that can be read."""
+    names = sorted(names)
+    pickled = [name for name in names if name.endswith(_PICKLED)]
+    others = [name for name in names if name.endswith(".safetensors")]
+    if pickled and not others:
+        return ModelLoadError(
+            "pickled weights are refused, they can run code when they are read; convert the"
+            " checkpoint to safetensors",
+            file=f"{folder}/{pickled[0]}",
         )
-        if pickled:
-            return ModelLoadError(
-                "pickled weights are refused, they can run code when they are read; convert the"
-                " checkpoint to safetensors",
-                file=str(folder / pickled[0]),
-            )
-        return ModelLoadError(f"neither {SINGLE} nor {INDEX} in it", file=str(folder))
+    more = f"; other files, such as {others[0]}, are not read" if others else ""
+    return ModelLoadError(f"neither {SINGLE} nor {INDEX} in it{more}", file=folder)
 
 
 def read_index(folder: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.files import QUANT_JSON, checkpoint_file
-from asyncinfer.weights.checkpoint import INDEX, SINGLE, read_index
+from asyncinfer.weights.checkpoint import INDEX, SINGLE, read_index, without_weights
 from asyncinfer.weights.gguf import find_gguf, is_gguf
 from asyncinfer.weights.hub import HubModel, NotKept, Unreachable, is_hub_id
 from asyncinfer.weights.hub_gguf import cached_gguf, resolve_gguf
@@ -237,8 +237,11 @@ def _fetch(hub: HubModel, whole: Path | None, check: Callable[[Path], object]) -
     except Unreachable as error:
         return hub.instead(whole or cached_gguf(hub, ""), error)
     gguf = [name for name in files if is_gguf(name)]
-    if gguf and not files & {SINGLE, INDEX}:
-        return resolve_gguf(hub, find_gguf(gguf, "", hub.model))
+    if not files & {SINGLE, INDEX}:
+        if gguf:
+            return resolve_gguf(hub, find_gguf(gguf, "", hub.model))
+        if whole is None:
+            raise without_weights(files, hub.model)
     if whole is not None and whole.name == commit:
         wanted = [PurePosixPath(name) for name in files if _is_small(name)]
         if all(checkpoint_file(whole, it.name, str(it.parent)) is not None for it in wanted):

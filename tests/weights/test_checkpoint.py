@@ -107,6 +107,23 @@ def test_a_pickle_beside_safetensors_is_not_touched(tmp_path: Path) -> None:
         assert list(checkpoint.tensors) == ["a"]
 
 
+def test_weights_under_other_names(tmp_path: Path) -> None:
+    """Such as a shard whose index was not copied, and Mistral's own file."""
+    for name in ("model-00001-of-00002.safetensors", "consolidated.safetensors"):
+        (folder := tmp_path / name).mkdir()
+        save_file({"a": torch.ones(1)}, folder / name)
+        with pytest.raises(ModelLoadError, match=f"other files, such as {name}, are not"):
+            SafetensorsCheckpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_clone_without_git_lfs(name: str, tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (tmp_path / name).write_text(pointer)
+    with pytest.raises(ModelLoadError, match=rf"{name}: is a pointer of Git LFS, .*`git lfs pull`"):
+        SafetensorsCheckpoint(tmp_path)
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"neither model\.safetensors nor"):
         SafetensorsCheckpoint(tmp_path)

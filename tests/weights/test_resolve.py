@@ -182,10 +182,15 @@ def test_the_config_alone(single: Hub, tmp_path: Path) -> None:
 
 
 def test_a_repository_without_safetensors(tmp_path: Path) -> None:  # fault 49
-    with Hub("org/pickled", {**TOKENIZER, "pytorch_model.bin": b"pickle"}).serve() as hub:
-        with pytest.raises(ModelLoadError, match=r"does not have its model\.safetensors"):
-            resolve("org/pickled", cache_dir=tmp_path, endpoint=hub.url)
-    assert "pytorch_model.bin" not in hub.fetched
+    for name, says in (
+        ("pytorch_model.bin", "file org/x/pytorch_model.bin: pickled weights are refused"),
+        ("consolidated.safetensors", "in it; other files, such as consolidated.safetensors,"),
+        ("flax_model.msgpack", "neither model.safetensors nor model.safetensors.index.json in it"),
+    ):
+        with Hub("org/x", {**TOKENIZER, name: b"weights"}).serve() as hub:
+            with pytest.raises(ModelLoadError, match=says.replace(".", r"\.")):
+                resolve("org/x", cache_dir=tmp_path, endpoint=hub.url)
+        assert not hub.fetched
 
 
 def test_the_config_of_a_folder(tmp_path: Path) -> None:
