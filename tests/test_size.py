@@ -24,7 +24,7 @@ MOST = {
     "integrations": 1_803,
     "kernels": 13_290,
     "layers": 2_368,
-    "models": 10_570,
+    "models": 10_580,
     "planner": 1_299,
     "plugins": 1_442,
     "protocols": 700,

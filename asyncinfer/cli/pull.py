@@ -22,8 +22,7 @@ def pull_model(model: str, revision: str | None) -> None:
     asyncinfer pull org/name
     asyncinfer pull org/name:file.gguf
 
-    A download goes on where an earlier one was cut short. What has been fetched is not fetched
-    again.
+    Files that have come whole are not fetched again, also where a download was cut short.
     """
     # Imports torch: the help text needs none.
     from asyncinfer.models import NAMED_MODELS, check_fetched, pull, resolve

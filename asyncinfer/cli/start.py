@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NoReturn
 
 __all__ = ["main", "raise_again"]
@@ -18,9 +19,14 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     `args` it is that of this process, which Ctrl-C ends until a command calls `raise_again`."""
     if args is None:
         _end_at_once()
-    from asyncinfer.cli.app import run
+    from asyncinfer.cli.app import INTERRUPTED, run
 
-    run(args)
+    try:
+        run(args)
+    except SystemExit as end:
+        if args is None and end.code == INTERRUPTED:
+            _leave()
+        raise
 
 
 def raise_again() -> None:
@@ -29,6 +35,19 @@ def raise_again() -> None:
     if _dying.is_set():
         _dying.clear()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave() -> None:
+    """Have a further Ctrl-C end the process at once. Python waits for the threads of pools first:
+    the hub's client ends a download with its next 10 MB, or after a minute of silence."""
+    from click import echo
+
+    _end_at_once()
+    # Ours have other names. Daemons or not, they are waited for.
+    if any(one.name.startswith("ThreadPoolExecutor") for one in threading.enumerate()):
+        # Where stderr is closed there is nobody to tell.
+        with suppress(OSError, ValueError):
+            echo("Ending what has begun; Ctrl-C once more ends at once", err=True)
 
 
 def _end_at_once() -> None:

