@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from asyncinfer.kernels.kept import kept_path, open_regular
 from asyncinfer.kernels.onednn_memory import can_place
@@ -21,8 +21,6 @@ __all__ = ["WeightCache"]
 
 _SUFFIX: Final = ".safetensors"
 _HALF_WRITTEN: Final = ".new"
-#: Seconds after which nobody writes to a half-written file any more.
-_GIVEN_UP: Final = 3600.0
 #: Bits of a file's mode that let others write to it.
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -76,6 +74,7 @@ class WeightCache:
             handle, name = tempfile.mkstemp(dir=path.parent, suffix=_HALF_WRITTEN)
             try:
                 with os.fdopen(handle, "wb") as file:
+                    _locked(handle)
                     copy.write(file)
                     file.flush()
                     # Else a machine that stops could leave a file without its content.
@@ -99,16 +98,29 @@ class WeightCache:
             # Another process may remove one first.
             with suppress(OSError):
                 state = path.lstat()
-                if path.suffix == _HALF_WRITTEN and time.time() - state.st_mtime > _GIVEN_UP:
-                    path.unlink()
-                elif path.suffix == _SUFFIX:
+                if path.suffix == _SUFFIX:
                     found.append((state.st_mtime_ns, path, state.st_size))
+                elif path.suffix == _HALF_WRITTEN:
+                    with open_regular(path) as file:
+                        if _locked(file.fileno()):
+                            path.unlink()
         size = 0
         for _, path, more in sorted(found, reverse=True):
             size += more
             if size > most:
                 with suppress(OSError):
                     path.unlink()
+
+
+def _locked(handle: int) -> bool:
+    """Lock a file for its writer, until it is closed. False: somebody else may write to it."""
+    # Only systems with owners of files have it.
+    fcntl: Any = import_module("fcntl")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _fault() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -265,6 +266,19 @@ def _copy_bytes(path: Path) -> int:
     cache = WeightCache(MOST, path / "copies")
     loaded(path, cache)
     return copies(cache)[0].stat().st_size
+
+
+def test_files_that_nobody_finishes_are_removed(tmp_path: Path, cache: WeightCache) -> None:
+    path = written("llama", tmp_path / "model")
+    assert cache.folder is not None
+    cache.folder.mkdir()
+    left, begun = cache.folder / "tmpleft.new", cache.folder / "tmpbegun.new"
+    left.touch()
+    with begun.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        loaded(path, cache)
+    assert not left.exists()
+    assert begun.exists()
 
 
 def test_a_limit_that_is_too_small_is_told(tmp_path: Path) -> None:
