@@ -59,9 +59,11 @@ def _files(checkpoint: TensorFiles[FileReader]) -> Iterator[str | bytes]:
     for name, file in sorted(checkpoint.reader.files.items()):
         state = os.fstat(file.fileno())
         yield f"{name}, {state.st_size}, {state.st_mtime_ns}"
+        content = bytearray(min(_PIECE_BYTES, state.st_size))
         for piece in range(_PIECES):
-            start = max(0, state.st_size - _PIECE_BYTES) * piece // (_PIECES - 1)
-            yield os.pread(file.fileno(), _PIECE_BYTES, start)
+            start = (state.st_size - len(content)) * piece // (_PIECES - 1)
+            checkpoint.reader.fill(name, "its pieces", start, memoryview(content))
+            yield bytes(content)
     if checkpoint.folder.is_dir():
         for path in sorted(checkpoint.folder.glob("*config*.json")):
             with suppress(OSError), path.open("rb") as config:
