@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -47,10 +47,12 @@ class Formats:
         on_compiled: Callable[[float], object],
     ) -> list[Matcher | None]:
         """A matcher for each answer to a chat, whose calls fit their tools; None where there are no
-        tools, or where the answer may be text and has a thinking budget. Raises
-        `InvalidRequest`."""
-        form = message.grammar()
-        if form is None or (params.thinking_budget is not None and not message.must_call):
+        tools, or where the answer may be text and has a thinking budget. An answer that has a
+        format as well fits it where it does not call. Raises `InvalidRequest`."""
+        content = self._content(params)
+        form = message.grammar(content)
+        exact = message.must_call or content is not None
+        if form is None or (params.thinking_budget is not None and not exact):
             return [None] * params.n
         if params.thinking_budget is not None:
             value = Size("beside a required call")
@@ -60,14 +62,17 @@ class Formats:
         for name, tool in message.tools.items():
             if not self._grammars.at_hand(form):
                 check_ends(f"tools/{name}", tool.schema)
-            if message.must_call:
+            if exact:
                 check_values(f"tools/{name}", tool.schema)
+        if content is not None and not self._grammars.at_hand(form):
+            # By itself it tells what is wrong with it.
+            self._grammars.matchers(self._format(params), 0, 0)
         most = _most_forced(params, most_forced)
         try:
             return [*self._grammars.matchers(form, params.n, most, on_compiled)]
         except InvalidRequest:
             wrong = self._wrong(message)
-            if message.must_call:
+            if exact:
                 for error in wrong.values():
                     raise error from None
                 raise
@@ -83,6 +88,18 @@ class Formats:
         except InvalidRequest:
             # It takes too much work, so calls are only read.
             return [None] * params.n
+
+    def _content(self, params: SamplingParams) -> Mapping[str, Any] | None:
+        """The schema of answers that call no tool; None without one."""
+        if params.constraint is None:
+            return None
+        if params.constraint not in ("json_schema", "json_object"):
+            bound = "with tools it must be json_schema or json_object"
+            raise InvalidRequest(params.constraint, Size("beside tools"), bound)
+        if params.constrain_after is not None:
+            raise InvalidRequest("constrain_after", params.constrain_after, "not with tools")
+        found: Mapping[str, Any] = json.loads(self._format(params).text)
+        return found
 
     def _wrong(self, message: MessageReader) -> dict[str, InvalidRequest]:
         """What is wrong with tools, by their names. By itself a schema tells whether and where it

@@ -22,7 +22,7 @@ from asyncinfer.engine.prompt_reader import PromptReader, is_chat
 from asyncinfer.engine.repetition import LoopDetector
 from asyncinfer.engine.request import Request
 from asyncinfer.engine.samplers import resolve_samplers, samplers_at_hand
-from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.errors import InvalidRequest
 from asyncinfer.grammar import Matcher, compile_stop
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import ChosenSampler, Sequence, check_guided
@@ -87,9 +87,6 @@ class Preparer:
         )
         request.message = message
         if message is not None and message.tools:
-            if params.constraint is not None:
-                value = Size("beside tools")
-                raise InvalidRequest(params.constraint, value, "tools restrict the answer already")
             matchers = self._formats.for_calls(message, params, options.buffer - 1, compiled)
             if matchers[0] is not None and options.chat is not None:
                 held = footprint.matcher_bytes(options.chat.held_bytes, params.n)

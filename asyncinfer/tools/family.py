@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from asyncinfer.tools.delimiters import Delimiters
-from asyncinfer.tools.lark import escaped, lazily
+from asyncinfer.tools.lark import content_rule, escaped, lazily
 from asyncinfer.tools.output import Output
 from asyncinfer.tools.source import Parsing, Source
 from asyncinfer.tools.tool import Tool
@@ -125,17 +125,22 @@ class ToolFamily:
         thinking: bool,
         must_call: bool,
         parallel: bool,
+        content: Mapping[str, Any] | None = None,
     ) -> str | None:
-        """Lark rules of an answer whose calls fit their tools; None where any text does."""
+        """Lark rules of an answer whose calls fit their tools; None where any text does. With a
+        `content` the answer is calls alone, or JSON that fits this schema."""
         calls = self.calls
-        if calls is None or not (must_call or calls.opens):
+        if calls is None or not (must_call or calls.opens or content is not None):
             return None
         rules = [calls.rules(tools, parallel, delimiters), TEXT, GAP]
         opening = delimiters.lark(calls.opens[0]) if calls.opens else ""
         several = parallel and calls.repeats
-        if must_call:
+        if must_call or content is not None:
             more = f" (GAP? {opening} call)*" if several else ""
             start = f"GAP? {opening} call{more}"
+            if content is not None:
+                rules.append(content_rule("content", content))
+                start = f"({start} | GAP? content)"
         else:
             lead, tail = f"TEXT? {opening}", "TEXT"
             if not delimiters.one_token(calls.opens[0]):

@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from asyncinfer.tools.delimiters import Delimiters
 from asyncinfer.tools.family import TEXT, ToolFamily
 from asyncinfer.tools.json_calls import nowhere
-from asyncinfer.tools.lark import json_rule
+from asyncinfer.tools.lark import content_rule, json_rule
 from asyncinfer.tools.output import Output
 from asyncinfer.tools.source import Parsing, Source
 from asyncinfer.tools.tool import Tool
@@ -88,17 +88,20 @@ class Harmony(ToolFamily):
         thinking: bool,
         must_call: bool,
         parallel: bool,
+        content: Mapping[str, Any] | None = None,
     ) -> str | None:
         lark = delimiters.lark
-        message = f"{lark(_MESSAGE)} TEXT? "
+        told = "TEXT?" if content is None else "content"
         named = " | ".join(f"one_{index}" for index in range(len(tools)))
         rules = [
             f"start: said* ({'one' if must_call else 'one | last'})",
             self._said(delimiters),
-            f'last: {lark(_CHANNEL)} "final" {message}',
+            f'last: {lark(_CHANNEL)} "final" {lark(_MESSAGE)} {told}',
             f"one: {named}",
             TEXT,
         ]
+        if content is not None:
+            rules.append(content_rule("content", content))
         for index, tool in enumerate(tools):
             to = json.dumps(f"commentary to=functions.{tool.name} ")
             rules.append(

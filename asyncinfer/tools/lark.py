@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from asyncinfer.tools.schemas import with_known_formats
+from asyncinfer.tools.schemas import restated, with_known_formats
 
-__all__ = ["JSON_SPACE", "Unheld", "escaped", "joined", "json_rule", "lazily"]
+__all__ = ["JSON_SPACE", "Unheld", "content_rule", "escaped", "joined", "json_rule", "lazily"]
 
 #: White space of JSON, bounded, since a model may go on with it for ever.
 JSON_SPACE: Final = r"[\x20\x0A\x0D\x09]{1,8}"
@@ -34,7 +34,12 @@ def lazily(name: str, end: str) -> str:
 
 def json_rule(name: str, schema: Mapping[str, Any]) -> str:
     """A rule for JSON that fits a schema."""
-    guided = {**with_known_formats(schema), "x-guidance": {"whitespace_pattern": JSON_SPACE}}
+    return content_rule(name, with_known_formats(schema))
+
+
+def content_rule(name: str, schema: Mapping[str, Any]) -> str:
+    """`json_rule` for a schema whose formats grammars know."""
+    guided = {**restated(schema), "x-guidance": {"whitespace_pattern": JSON_SPACE}}
     return f"{name}: %json {json.dumps(guided)}"
 
 

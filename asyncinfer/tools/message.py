@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.structured_output import AnswerFormat
@@ -99,10 +100,11 @@ class MessageReader:
             barred=self._barred,
         )
 
-    def grammar(self) -> AnswerFormat | None:
-        """The format that makes calls fit their tools; None where any text may be written.
+    def grammar(self, content: Mapping[str, Any] | None = None) -> AnswerFormat | None:
+        """The format that makes calls fit their tools; None where any text may be written. With a
+        `content` an answer that does not call is JSON that fits this schema.
 
-        Raises `InvalidRequest` for a schema that calls cannot be held to, where there must be one.
+        Raises `InvalidRequest` for a schema that calls cannot be held to, where they have to be.
         """
         if not self.tools:
             return None
@@ -113,9 +115,10 @@ class MessageReader:
                 thinking=self._thinking,
                 must_call=self.must_call,
                 parallel=self._parallel,
+                content=None if self.must_call else content,
             )
         except Unheld as error:
-            if not self.must_call:
+            if not self.must_call and content is None:
                 return None
             raise InvalidRequest(f"tools/{error.place}", error.why, _UNHELD) from None
         if rules is None:

@@ -187,6 +187,54 @@ async def test_a_call_of_auto_fits_its_schema(open_engine: OpenEngine) -> None:
     assert calls
 
 
+FACT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+async def test_an_answer_calls_or_fits_its_schema(name: str, open_engine: OpenEngine) -> None:
+    called, told = 0, 0
+    async with open_engine(model_of(name)) as engine:
+        for seed in range(12):
+            done = await engine.generate(
+                HI, tools=TOOLS, json_schema=FACT, max_tokens=1200, seed=seed
+            )
+            if done.finish_reason != "stop":
+                continue
+            if done.tool_calls:
+                called += 1
+                assert not done.text.strip()
+                assert done.parsed is None
+                for call in done.tool_calls:
+                    jsonschema.validate(call.parsed, SCHEMA if call.name == "f" else {})
+            else:
+                told += 1
+                jsonschema.validate(done.parsed, FACT)
+        # A call that has to come is no JSON of the answer's own.
+        done = await engine.generate(
+            HI, tools=TOOLS, tool_choice="g", json_schema=FACT, max_tokens=1200, seed=2
+        )
+        assert done.finish_reason == "length" or done.tool_calls[0].name == "g"
+    assert told
+    assert called or name == "json"
+
+
+async def test_an_answer_calls_or_is_of_a_type(open_engine: OpenEngine) -> None:
+    async with open_engine(model_of("hermes")) as engine:
+        for seed in range(40):
+            done = await engine.generate(
+                HI, tools=TOOLS[1:], json_schema=Weather, max_tokens=400, seed=seed
+            )
+            if done.finish_reason == "stop" and not done.tool_calls:
+                assert isinstance(done.parsed, Weather)
+                return
+    raise AssertionError("no answer but calls")
+
+
 class Weather(BaseModel):
     """The weather somewhere."""
 
@@ -234,7 +282,18 @@ async def test_tools_of_every_kind(open_engine: OpenEngine) -> None:
         ({"template_options": [1]}, "template_options=[1]: must map names to values"),
         ({"template_options": {"tools": []}}, "the request has an option for it"),
         ({"template_options": {"thinking": True}}, "the chat template reads no such option"),
-        ({"tools": TOOLS, "json_object": True}, "tools restrict the answer already"),
+        (
+            {"tools": TOOLS, "regex": "a+"},
+            "regex=<beside tools>: with tools it must be json_schema or json_object",
+        ),
+        (
+            {"tools": TOOLS, "json_object": True, "constrain_after": "x"},
+            "constrain_after='x': not with tools",
+        ),
+        (
+            {"tools": TOOLS, "json_schema": {"type": "number", "uniqueItems": True}},
+            "json_schema=",
+        ),
         ({"continue_final_message": True}, "must be the assistant's"),
         ({"parallel_tool_calls": 1}, "must be True or False"),
     ],

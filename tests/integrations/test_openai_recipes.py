@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 from integrations.scripts import ANSWER, QUESTION, agent, temperature
+from pydantic import BaseModel
 
 from asyncinfer import Engine, openai_client
-from asyncinfer.testing import ScriptedModel
+from asyncinfer.testing import Said, ScriptedModel
 
 pytestmark = pytest.mark.anyio
+
+
+class Weather(BaseModel):
+    celsius: int
 
 
 @pytest.fixture
@@ -32,6 +37,18 @@ async def test_openai_agents(kind: str) -> None:
         events = [event.type async for event in stream.stream_events()]
         assert stream.final_output == ANSWER
         assert "raw_response_event" in events
+
+
+@pytest.mark.parametrize("kind", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
+async def test_an_openai_agent_with_tools_and_an_output_type(kind: str) -> None:
+    agents = pytest.importorskip("agents")
+    agents.set_tracing_disabled(True)
+    script = [Said(tool_calls=[("temperature", {"city": "Rome"})]), '{"celsius": 21}']
+    async with Engine(ScriptedModel(script)) as engine, openai_client(engine) as client:
+        model = getattr(agents, kind)("ScriptedModel", client)
+        tools = [agents.function_tool(temperature)]
+        made = agents.Agent(name="weather", model=model, tools=tools, output_type=Weather)
+        assert (await agents.Runner.run(made, QUESTION)).final_output == Weather(celsius=21)
 
 
 # What these packages import warns of what is theirs to change.

@@ -76,6 +76,15 @@ async def test_native_output_fits_its_schema() -> None:
         assert engine.stats().masks > 0
 
 
+async def test_native_output_of_an_agent_with_tools() -> None:
+    script = [Said(tool_calls=[("temperature", {"city": "Rome"})]), ROME.model_dump_json()]
+    async with Engine(ScriptedModel(script)) as engine:
+        made = Agent(
+            pydantic_ai_model(engine), tools=[temperature], output_type=NativeOutput(Forecast)
+        )
+        assert (await made.run(QUESTION)).output == ROME
+
+
 async def test_settings_and_scope_reach_the_engine() -> None:
     async with Engine(ScriptedModel(["one two three four five six seven"] * 3)) as engine:
         short = pydantic_ai_model(engine, cache_scope="alice", max_tokens=4)
