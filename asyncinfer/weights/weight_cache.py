@@ -53,7 +53,7 @@ class WeightCache:
                 if state.st_uid != os.geteuid() or state.st_mode & _OTHERS_WRITE:
                     return None
                 copy = MappedCopy(file, key)
-        except (OSError, CopyFault):
+        except (OSError, CopyFault, RuntimeError):
             return None
         with suppress(OSError):
             os.utime(path)
@@ -85,6 +85,8 @@ class WeightCache:
                 raise
         except OSError as error:
             return f"{path.parent}: {error.strerror or error}"
+        except RuntimeError as error:
+            return f"torch does not tell its layout: {error}"
         return None
 
     def _path(self, key: Mapping[str, str]) -> Path:

@@ -10,7 +10,7 @@ import ctypes
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from io import FileIO
 from typing import Any, BinaryIO, Final, Protocol, TypeAlias
@@ -101,15 +101,16 @@ class MappedCopy:
     them and read them again."""
 
     def __init__(self, file: FileIO, key: Mapping[str, str]) -> None:
-        """Raises `CopyFault` for a file that was not written for this key, and `OSError`."""
+        """Raises `CopyFault` for a file that was not written for this key, `RuntimeError` where
+        torch cannot make a weight of its bytes, and `OSError`."""
         length = int.from_bytes(file.read(8), "little")
         if length > _MOST_HEADER_BYTES:
             raise CopyFault(f"a header of {length} bytes")
         try:
             header = json.loads(file.read(length))
             metadata = header.pop("__metadata__")
-            found, self._about = json.loads(metadata["key"]), json.loads(metadata["weights"])
-            self._spans = {
+            found, weights = json.loads(metadata["key"]), json.loads(metadata["weights"])
+            spans = {
                 name: (8 + length + entry["data_offsets"][0], entry["shape"][0])
                 for name, entry in header.items()
             }
@@ -117,21 +118,24 @@ class MappedCopy:
             raise CopyFault(f"its header cannot be read: {error!r}") from error
         if found != dict(key):
             raise CopyFault("it is of other weights")
-        end = max((start + size for start, size in self._spans.values()), default=0)
+        end = max((start + size for start, size in spans.values()), default=0)
         if end != os.fstat(file.fileno()).st_size:
             raise CopyFault(f"it does not end at byte {end}")
         # Private: what a program writes to it by mistake stays in its own memory.
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        self._held = {
+            name: _whole(
+                [
+                    _made(self._memory[spans[f"{name}/{number}"][0] :][: about["bytes"]], about)
+                    for number, about in enumerate(parts)
+                ]
+            )
+            for name, parts in weights.items()
+        }
 
     def held(self, name: str, made: Callable[[], HeldWeight]) -> HeldWeight:
-        parts = [
-            self._part(f"{name}/{number}", about) for number, about in enumerate(self._about[name])
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        packed = tuple(part for part in parts if isinstance(part, BlockWeight | LaidWeight))
-        return StackedWeight(packed, packed[0].dtype)
+        return self._held[name]
 
     def read(self, progress: Callable[[LoadProgress], None] | None) -> None:
         """Have every page in memory, so that no step waits for the disk."""
@@ -143,21 +147,28 @@ class MappedCopy:
             if progress is not None:
                 progress(LoadProgress(start + len(some), total, ""))
 
-    def _part(self, name: str, about: dict[str, Any]) -> _Part:
-        start, _ = self._spans[name]
-        dtype = getattr(torch, about["dtype"])
-        memory = self._memory[start : start + about["bytes"]]
-        shape = tuple(about["shape"])
-        match about["kind"]:
-            case "reordered":
-                layout = bytes.fromhex(about["layout"])
-                return ReorderedWeight.at(memory, shape, dtype, layout, about["native"])
-            case "laid":
-                blocks = memory.view(shape)
-                return LaidWeight(blocks, Layout(**about["layout"]), about["factor"], dtype)
-            case "blocks":
-                return BlockWeight(memory.view(shape), about["code"], dtype)
-        return memory.view(dtype).view(shape)
+
+def _made(memory: torch.Tensor, about: Mapping[str, Any]) -> _Part:
+    """The part that `_described` was told about, in this memory."""
+    shape, dtype = tuple(about["shape"]), getattr(torch, about["dtype"])
+    match about["kind"]:
+        case "reordered":
+            layout = bytes.fromhex(about["layout"])
+            return ReorderedWeight.at(memory, shape, dtype, layout, about["native"])
+        case "laid":
+            blocks = memory.view(shape)
+            return LaidWeight(blocks, Layout(**about["layout"]), about["factor"], dtype)
+        case "blocks":
+            return BlockWeight(memory.view(shape), about["code"], dtype)
+    return memory.view(dtype).view(shape)
+
+
+def _whole(parts: Sequence[_Part]) -> HeldWeight:
+    """The weight of these parts."""
+    if len(parts) == 1:
+        return parts[0]
+    packed = tuple(part for part in parts if isinstance(part, BlockWeight | LaidWeight))
+    return StackedWeight(packed, packed[0].dtype)
 
 
 def _parts(held: HeldWeight) -> Iterator[_Part]:

@@ -26,11 +26,18 @@ from transformers import AutoConfig
 from asyncinfer import SyncEngine
 from asyncinfer.kernels import kept, onednn, onednn_memory
 from asyncinfer.models import Decoder, load_model
-from asyncinfer.quantization import BlockWeight, ReorderedWeight, StackedWeight
+from asyncinfer.quantization import BlockWeight, ReorderedWeight, StackedWeight, reordered
 from asyncinfer.quantization.int8 import in_8_bits
 from asyncinfer.quantization.laid import laid
 from asyncinfer.stats import LoadProgress
-from asyncinfer.weights import MappedCopy, WeightCache, WeightLoader, WrittenCopy, weight_cache
+from asyncinfer.weights import (
+    MappedCopy,
+    WeightCache,
+    WeightLoader,
+    WrittenCopy,
+    weight_cache,
+    weight_copy,
+)
 
 pytestmark = pytest.mark.skipif(not onednn_memory.can_place(), reason="torch maps no weights")
 
@@ -303,6 +310,24 @@ def test_a_full_disk_is_told(
     )
     assert not copies(cache)
     assert all(map(torch.equal, logits(decoder), logits(loaded(path))))
+
+
+def test_a_torch_that_tells_no_layouts(
+    tmp_path: Path, cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("not here")
+
+    monkeypatch.setattr(onednn, "mkl_is_fast", lambda: False)
+    path = written("llama", tmp_path / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_copy, "layout_of", fail)
+        (note,) = loaded(path, cache).notes
+    assert note.endswith("torch does not tell its layout: not here")
+    loaded(path, cache)
+    monkeypatch.setattr(reordered, "placed", fail)
+    expected = logits(loaded(path))
+    assert all(map(torch.equal, logits(loaded(path, cache)), expected))
 
 
 def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
