@@ -104,6 +104,13 @@ def engine_options(function: Function) -> Function:
             metavar="BYTES",
             help="Memory for KV, such as 2G.",
         ),
+        click.option(
+            "--weight-cache-bytes",
+            type=byte_size,
+            metavar="BYTES",
+            help="Disk for copies of weights as a CPU lays them out, such as 20G: the next start "
+            "maps one.  [default: none are kept]",
+        ),
         click.option("--max-context", type=int, help="Longest prompt and answer, in tokens."),
         click.option(
             "--step-target",
