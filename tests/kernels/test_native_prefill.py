@@ -80,7 +80,7 @@ def kernel_for(
     target, region = target or host(), parallel_region()
     assert target is not None
     assert region is not None
-    return PrefillKernel(head_dim, group, SCALE, target, region, dtype)
+    return PrefillKernel(head_dim, group, SCALE, target, region, dtype is torch.bfloat16)
 
 
 def narrow() -> Host:
@@ -160,8 +160,8 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     assert not is_right(kernel, 64, 1, 1.1 * SCALE)
     if has_pairs():
         kernel = kernel_for(64, 1, dtype=torch.bfloat16)
-        assert is_right(kernel, 64, 1, SCALE, torch.bfloat16)
-        assert not is_right(kernel, 64, 1, 1.1 * SCALE, torch.bfloat16)
+        assert is_right(kernel, 64, 1, SCALE, pairs=True)
+        assert not is_right(kernel, 64, 1, 1.1 * SCALE, pairs=True)
     monkeypatch.setattr(module, "is_right", lambda *_: False)
     assert prefill_kernel(64, 1, 0.77) is None
 

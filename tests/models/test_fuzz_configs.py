@@ -78,7 +78,9 @@ def check(came: ModelConfig | ModelLoadError, file: str) -> None:
     said = str(came)
     assert came.file == file
     assert len(said) < 3_000
-    assert re.search(r": [\w.]+=|cannot be read as JSON|must hold a JSON object", said), said
+    assert re.search(
+        r": [\w.]+=|cannot be read as JSON|must hold a JSON object|is a pointer of Git LFS", said
+    ), said
     assert not re.search(r"cannot be read as (?!JSON)", said), said
 
 

@@ -43,11 +43,10 @@ class PrefillKernel:
         scale: float,
         target: Host,
         region: int,
-        dtype: torch.dtype = torch.float32,
+        pairs: bool = False,
     ) -> None:
-        """`group`: query heads for each KV head; `region`: the address of `GOMP_parallel`. Raises
-        `RuntimeError` where the code cannot be made."""
-        pairs = dtype is torch.bfloat16
+        """`group`: query heads for each KV head; `region`: the address of `GOMP_parallel`; `pairs`:
+        for bfloat16. Raises `RuntimeError` where the code cannot be made."""
         self._group = group
         self._scratch = (pairs_scratch if pairs else scratch_numbers)(head_dim)
         about = head_dim, group, target.lanes, scale
@@ -97,12 +96,14 @@ class PrefillKernel:
 
 @functools.lru_cache(maxsize=256)
 def prefill_kernel(
-    head_dim: int, group: int, scale: float, dtype: torch.dtype = torch.float32
+    head_dim: int, group: int, scale: float, dtype: torch.dtype | None = None
 ) -> PrefillKernel | None:
-    """The kernel for heads of this width and `group` query heads for each KV head, compiled by its
-    first caller. None without `llvmlite`, on other processors, where torch's threads cannot be
-    used, if a head is no multiple of the processor's vectors, and if a trial is wrong. For bfloat16
-    the processor must multiply pairs of its numbers, and have no matrix units, which torch uses."""
+    """The kernel for heads of this width and `group` query heads for each KV head, in `dtype`
+    (None: float32), compiled by its first caller. None without `llvmlite`, on other processors,
+    where torch's threads cannot be used, if a head is no multiple of the processor's vectors, and
+    if a trial is wrong. For bfloat16 the processor must multiply pairs of its numbers, and have no
+    matrix units, which torch uses.
+    """
     target, region = host(), parallel_region()
     if target is None or region is None or group > TILE or scale <= 0:
         return None
@@ -112,7 +113,7 @@ def prefill_kernel(
     if pairs and (not target.rounds or target.tiles):
         return None
     with _lock:
-        return trusted_kernel(head_dim, group, scale, target, region, dtype)
+        return trusted_kernel(head_dim, group, scale, target, region, pairs)
 
 
 @functools.cache
@@ -122,14 +123,14 @@ def trusted_kernel(
     scale: float,
     target: Host,
     region: int,
-    dtype: torch.dtype = torch.float32,
+    pairs: bool = False,
 ) -> PrefillKernel | None:
     """The kernel, if its code compiles and a trial is right."""
     try:
-        kernel = PrefillKernel(head_dim, group, scale, target, region, dtype)
+        kernel = PrefillKernel(head_dim, group, scale, target, region, pairs)
     except RuntimeError:
         return None
-    return kernel if is_right(kernel, head_dim, group, scale, dtype) else None
+    return kernel if is_right(kernel, head_dim, group, scale, pairs) else None
 
 
 def _tile(tokens: int, most: int, kv_heads: int, threads: int) -> int:
@@ -146,10 +147,11 @@ def is_right(
     head_dim: int,
     group: int,
     scale: float,
-    dtype: torch.dtype = torch.float32,
+    pairs: bool = False,
 ) -> bool:
     """Whether a few tokens agree with torch's results."""
     generator = torch.Generator().manual_seed(7)
+    dtype = torch.bfloat16 if pairs else torch.float32
     kv_heads, start, tokens = 2, 250, 40
 
     def some(*shape: int) -> torch.Tensor:
@@ -164,5 +166,5 @@ def is_right(
     future = torch.full((tokens, keys), float("-inf"), dtype=torch.float32).triu_(start + 1)
     right = (ours @ k[:, None].mT * scale + future).softmax(-1) @ v[:, None]
     right = right.permute(2, 0, 1, 3).reshape(q.shape)
-    allowed = 1e-5 if dtype is torch.float32 else 1e-2
+    allowed = 1e-2 if pairs else 1e-5
     return bool((found - right).abs().amax() <= allowed * right.abs().amax())
