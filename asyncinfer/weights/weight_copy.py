@@ -32,8 +32,9 @@ __all__ = ["CopyFault", "MappedCopy", "WeightCopy", "WrittenCopy"]
 
 #: Bytes of a cache line: vectors that cross one are read more slowly.
 _LINE: Final = 64
-#: Bytes that are looked at between two reports, and bytes of a page.
-_REPORTED: Final = 64 << 20
+#: Bytes that are looked at between two reports: of fewer, one thread alone looks at a byte of each
+#: page. Bytes of a page.
+_REPORTED: Final = 512 << 20
 _PAGE: Final = 4096
 #: Room for some hundred thousand weights.
 _MOST_HEADER_BYTES: Final = 64 << 20
