@@ -92,6 +92,6 @@ def make_linear(
 
 def hold(weight: torch.Tensor | PackedWeight, storage: str = "plain") -> HeldWeight:
     """`weight` as a CPU's layer of this storage holds it, of which `make_linear` makes a "plain"
-    layer at once. `weight` itself if the layer converts it in each call."""
+    layer at once. `weight` itself if the layer lays nothing out, or converts it in each call."""
     layer = make_linear(weight, storage=storage)
     return layer.held if isinstance(layer, OneDnnLinear | PackedLinear | StackedLinear) else weight

@@ -37,13 +37,7 @@ class PrefillKernel:
     __slots__ = ("_attend", "_group", "_scratch")
 
     def __init__(
-        self,
-        head_dim: int,
-        group: int,
-        scale: float,
-        target: Host,
-        region: int,
-        pairs: bool = False,
+        self, head_dim: int, group: int, scale: float, target: Host, region: int, pairs: bool
     ) -> None:
         """`group`: query heads for each KV head; `region`: the address of `GOMP_parallel`; `pairs`:
         for bfloat16. Raises `RuntimeError` where the code cannot be made."""
@@ -118,12 +112,7 @@ def prefill_kernel(
 
 @functools.cache
 def trusted_kernel(
-    head_dim: int,
-    group: int,
-    scale: float,
-    target: Host,
-    region: int,
-    pairs: bool = False,
+    head_dim: int, group: int, scale: float, target: Host, region: int, pairs: bool = False
 ) -> PrefillKernel | None:
     """The kernel, if its code compiles and a trial is right."""
     try:
@@ -143,11 +132,7 @@ def _tile(tokens: int, most: int, kv_heads: int, threads: int) -> int:
 
 
 def is_right(
-    kernel: PrefillKernel,
-    head_dim: int,
-    group: int,
-    scale: float,
-    pairs: bool = False,
+    kernel: PrefillKernel, head_dim: int, group: int, scale: float, pairs: bool = False
 ) -> bool:
     """Whether a few tokens agree with torch's results."""
     generator = torch.Generator().manual_seed(7)
