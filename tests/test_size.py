@@ -15,7 +15,7 @@ MOST = {
     "bench": 8_200,
     "builtin": 900,
     "cache": 2_368,
-    "cli": 3_231,
+    "cli": 3_273,
     "clients": 572,
     "doctor": 689,
     "engine": 9_181,

@@ -43,6 +43,8 @@ class PaceOptions:
     prompt_tokens: int = 8000
     #: Seconds: see `EngineConfig.step_target`.
     step_target: float = 0.1
+    #: The dtype of weights, activations and KV.
+    dtype: str = "float32"
     repeat: int = 3
     #: A smoke run on a smaller model, whose figures mean nothing.
     quick: bool = False
@@ -95,7 +97,8 @@ def measure_pace(
             model = scratch
             shape = LLAMA_TINY if options.quick else LLAMA_125M
             context = options.prompt_tokens + 1024
-            write_checkpoint({**shape, "max_position_embeddings": context}, Path(scratch))
+            about = {"max_position_embeddings": context, "dtype": options.dtype}
+            write_checkpoint({**shape, **about}, Path(scratch))
         elif model == SHIPPED:
             model = str(MODEL_PATH)
         source = Path(model) if Path(model).exists() else model
@@ -115,6 +118,7 @@ async def _measure(
             async with Engine(
                 model,
                 device="cpu",
+                dtype=options.dtype,
                 step_target=target,
                 max_running=options.streams + 1,
                 drain_timeout=0.0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,16 +11,12 @@ from rich.console import Console
 from asyncinfer.bench import (
     FAKE_MODELS,
     LOOPS,
-    PEERS,
-    RANDOM,
     SHIPPED,
-    WORKLOADS,
     BenchError,
     HostOptions,
     LagOptions,
     PluginOptions,
     Record,
-    ServeOptions,
     available_loops,
     change_table,
     changes,
@@ -31,8 +26,6 @@ from asyncinfer.bench import (
     measure_host,
     measure_lag,
     measure_plugins,
-    measure_serve,
-    parse_peers,
     save_plot,
 )
 from asyncinfer.cli.bench_accuracy import accuracy
@@ -41,14 +34,23 @@ from asyncinfer.cli.bench_cache import cache
 from asyncinfer.cli.bench_constrained import constrained
 from asyncinfer.cli.bench_http import http
 from asyncinfer.cli.bench_load import load
-from asyncinfer.cli.bench_options import FILE, count, loop, number, quick, recorded, repeat, several
+from asyncinfer.cli.bench_options import (
+    FILE,
+    count,
+    loop,
+    number,
+    quick,
+    recorded,
+    repeat,
+    several,
+)
 from asyncinfer.cli.bench_pace import pace
 from asyncinfer.cli.bench_quantized import quantized
 from asyncinfer.cli.bench_route import route
 from asyncinfer.cli.bench_run import print_record, run_bench
+from asyncinfer.cli.bench_serve import serve
 from asyncinfer.cli.bench_soak import soak
 from asyncinfer.cli.bench_speculate import speculate
-from asyncinfer.cli.finite import FiniteRange
 from asyncinfer.cli.options import sampler_option
 from asyncinfer.cli.start import raise_again
 
@@ -174,77 +176,6 @@ def lag(
     run_bench("lag", chosen, measure_lag, json_path, plot)
 
 
-@bench.command(short_help="How many tokens a second do real models give?")
-@several(
-    "-m",
-    "--model",
-    "models",
-    what=f"{SHIPPED!r}, {RANDOM!r} (random weights, made on the fly) or a folder",
-    without="the first two",
-)
-@several("--column", "columns", what="Some of the workloads only", kind=tuple(WORKLOADS))
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
-    show_default=True,
-    help="Of weights, activations and KV.",
-)
-@several(
-    "--peer",
-    "peers",
-    what=f"Another engine for the same work ({', '.join(PEERS)}), or NAME=PYTHON that has it",
-    without="those that are installed",
-)
-@click.option("--no-peer", is_flag=True, help="Run no other engine.")
-@count("--peer-repeat", 3, "Repetitions of the others, at most: they take most of the time.")
-@click.option(
-    "--peer-seconds",
-    type=FiniteRange(0.0, min_open=True),
-    default=120.0,
-    show_default=True,
-    help="For opening another engine, and for each of its turns; it takes no further ones then.",
-)
-@click.option(
-    "--interference/--no-interference",
-    default=True,
-    help="Run one and sixteen beside programs that keep half of the cores busy, too.",
-)
-@loop
-@quick
-@repeat()
-@recorded
-def serve(
-    models: tuple[str, ...],
-    columns: tuple[str, ...],
-    peers: tuple[str, ...],
-    no_peer: bool,
-    json_path: Path | None,
-    plot: Path | None,
-    **options: Any,
-) -> None:
-    """Tokens a second of real models on the CPU, beside other engines that are installed.
-
-    One request, 16 at once, 64 mixed ones, a prefill, requests that share a prefix, and the
-    event loop's lag meanwhile. All engines take turns on the same work in one run, with torch's
-    own number of threads each; the table's last line says which.
-    """
-    if no_peer:
-        if peers:
-            raise click.UsageError("--peer and --no-peer exclude each other")
-        options["peers"] = ()
-    try:
-        pythons = parse_peers(peers)
-    except BenchError as error:
-        raise click.UsageError(str(error)) from error
-    if peers:
-        options["peers"] = tuple(pythons)
-    chosen = ServeOptions(
-        models=models or (SHIPPED, RANDOM), columns=columns or tuple(WORKLOADS), **options
-    )
-    run_bench("serve", chosen, partial(measure_serve, pythons=pythons), json_path, plot)
-
-
 @bench.command(short_help="What do plugins cost, used and unused?")
 @count("--running", 256, "Requests per step.")
 @count("--steps", 200, "Steps measured.")
@@ -294,6 +225,6 @@ def compare(before: Path, after: Path) -> None:
 
 for command in (
     *(accuracy, adapters, cache, constrained, http, load),
-    *(pace, quantized, route, soak, speculate),
+    *(pace, quantized, route, serve, soak, speculate),
 ):
     bench.add_command(command)

@@ -12,7 +12,18 @@ from asyncinfer.bench import LOOPS
 from asyncinfer.cli.finite import FiniteRange
 from asyncinfer.cli.new_file import NewFile
 
-__all__ = ["FILE", "count", "device", "loop", "number", "quick", "recorded", "repeat", "several"]
+__all__ = [
+    "FILE",
+    "count",
+    "device",
+    "dtype",
+    "loop",
+    "number",
+    "quick",
+    "recorded",
+    "repeat",
+    "several",
+]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -49,6 +60,16 @@ def several(
 
 def repeat(default: int = 3) -> Callable[[Function], Function]:
     return count("--repeat", default, "Repetitions; the median counts.")
+
+
+def dtype(function: Function) -> Function:
+    return click.option(
+        "--dtype",
+        type=click.Choice(["float32", "bfloat16"]),
+        default="float32",
+        show_default=True,
+        help="Of weights, activations and KV.",
+    )(function)
 
 
 def loop(function: Function, loops: Sequence[str] = LOOPS) -> Function:

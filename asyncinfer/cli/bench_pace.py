@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from asyncinfer.bench import RANDOM, SHIPPED, PaceOptions, measure_pace
-from asyncinfer.cli.bench_options import count, loop, number, quick, repeat
+from asyncinfer.cli.bench_options import count, dtype, loop, number, quick, repeat
 from asyncinfer.cli.bench_run import run_bench
 from asyncinfer.cli.new_file import NewFile
 
@@ -26,6 +26,7 @@ __all__ = ["pace"]
 @count("--streams", 8, "Decoding at once.")
 @count("--prompt-tokens", 8000, "Of the prompt that arrives.", least=2)
 @number("--step-target", 0.1, "Seconds that a step should take.", least=0.001)
+@dtype
 @loop
 @quick
 @repeat()

@@ -42,7 +42,7 @@ from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
 from asyncinfer.bench.tables import record_tables
 from asyncinfer.bench.workloads import QUICK, Workload
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.cli import bench as commands
+from asyncinfer.cli import bench_serve as commands
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize
 from asyncinfer.testing import FakeModel
@@ -336,8 +336,8 @@ def test_a_record_names_peers_and_no_interpreters(
 
     monkeypatch.setattr(commands, "measure_serve", measure)
     file = tmp_path / "record.json"
-    command = ["serve", "--peer", "vllm=/opt/python", "--json", str(file)]
-    assert CliRunner().invoke(commands.bench, command).exit_code == 0
+    command = ["--peer", "vllm=/opt/python", "--json", str(file)]
+    assert CliRunner().invoke(commands.serve, command).exit_code == 0
     assert asked == [(("vllm",), {"vllm": "/opt/python"})]
     assert Record.load(file).options["peers"] == ["vllm"]
 
