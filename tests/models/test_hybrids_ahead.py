@@ -24,6 +24,7 @@ OPTIONS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
     "max_context": 96,
+    "max_running": 8,
     "max_step_tokens": 23,
     "block_size": 8,
     "kv_bytes": 1 << 22,
