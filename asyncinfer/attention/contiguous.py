@@ -59,6 +59,20 @@ class ContiguousKV:
         self._held[layer] = ends
         return pages
 
+    def holds(self, layers: int, tokens: int) -> bool:
+        """Whether so many layers have a copy, of one sequence, that lacks none of its first
+        `tokens`."""
+        held = self._held.values()
+        return len(held) == layers and all(len(each) == 1 and each[0] >= tokens for each in held)
+
+    def layer(self, layer: int) -> torch.Tensor:
+        """The copy of a layer that has one, `[parts, rows, kv_heads, capacity, head_dim]`."""
+        return self._layers[layer]
+
+    def added(self, end: int) -> None:
+        """The copies of one sequence have been added to by their callers, up to this token."""
+        self._held = {layer: [end] for layer in self._held}
+
     def gathered(
         self,
         layer: int,
@@ -107,6 +121,11 @@ class ContiguousKVPool:
         #: The largest memory of a dropped copy, kept for the next one: memory that went back to the
         #: system would be faulted in again page by page.
         self._spare: torch.Tensor | None = None
+
+    def kept(self, group: tuple[int, ...], length: int) -> ContiguousKV | None:
+        """The copy that a group of sequences of at most `length` tokens has already."""
+        copy = self._copies.get(group)
+        return copy if copy is not None and copy.capacity >= length else None
 
     def of(
         self,

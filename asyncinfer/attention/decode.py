@@ -17,7 +17,17 @@ from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.products import attend_by_products, has_faster_product
 
-__all__ = ["FEW", "DecodeGroup", "RowsKV", "decode_groups", "few_rows", "find_copies", "group_rows"]
+__all__ = [
+    "FEW",
+    "FEW_BESIDE_CODE",
+    "SHORT",
+    "DecodeGroup",
+    "RowsKV",
+    "decode_groups",
+    "few_rows",
+    "find_copies",
+    "group_rows",
+]
 
 #: Query tokens of a row that decodes, at most: the longest draft, and the token before it.
 FEW: Final = 33
@@ -25,7 +35,7 @@ FEW: Final = 33
 #: sequence is short: with 16 rows of 5 such tokens a group took 0.7 of that code's time at 64
 #: tokens, and 1.1 at 256.
 FEW_BESIDE_CODE: Final = 4
-_SHORT = 128
+SHORT: Final = 128
 #: Queries of padding for each row on average, at most. A row gathered anew, because it is not in
 #: the group of the step before, costs about as many.
 _PADDED_QUERIES = 8
@@ -195,7 +205,7 @@ def few_rows(batch: AttentionBatch, *, chunk_code: bool = False) -> list[int]:
     longer = range(batch.decode_rows, len(batch.counts))
 
     def is_few(row: int) -> bool:
-        short = not chunk_code or _length(batch, row) < _SHORT
+        short = not chunk_code or _length(batch, row) < SHORT
         return batch.counts[row] <= (FEW if short else FEW_BESIDE_CODE)
 
     few = [row for row in longer if batch.starts[row] and is_few(row)]

@@ -8,13 +8,21 @@ from typing import Final
 import torch
 
 from asyncinfer.attention.batch import AttentionBatch
+from asyncinfer.attention.contiguous import ContiguousKV
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.prefill import native_prefill
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.kernels.dispatch import CannotRecord
-from asyncinfer.kernels.native import decode_kernel, kv_write
+from asyncinfer.kernels.native import decode_kernel, empty, kv_write
 
-__all__ = ["FixedRows", "NativeRows", "compile_native", "native_rows", "reads_plain_pages"]
+__all__ = [
+    "FixedChunk",
+    "FixedRows",
+    "NativeRows",
+    "compile_native",
+    "native_rows",
+    "reads_plain_pages",
+]
 
 #: The most query tokens of a row, each of which reads the row's pages by itself.
 _MOST_QUERIES = 4
@@ -62,9 +70,41 @@ class NativeRows:
         return kernel(q, kv.k[layer], kv.v[layer], self._tables, self._lengths, self._longest)
 
 
+class FixedChunk:
+    """A chunk of a prompt, whose tokens go to a contiguous copy at places that stay at their
+    address, and attend to that copy."""
+
+    def __init__(
+        self, kv: KVCache, scale: float, copy: ContiguousKV, start: int, places: torch.Tensor
+    ) -> None:
+        """`start`: the position of the chunk's first token; `places`: int64 `[tokens * kv_heads]`,
+        where each token's heads go in a layer's keys, and in its values, seen as `[any, head_dim]`;
+        see `kv_write`."""
+        self._kv = kv
+        self._scale = scale
+        self._copy = copy
+        self._start = start
+        self._places = places
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Fill `out` `[tokens, heads * head_dim]`; the others are of the chunk's tokens, as an
+        `Attend` takes them. Raises `CannotRecord` where there is no native code."""
+        kv_heads = k.shape[1]
+        kernel = native_prefill(q.device, q.dtype, q.shape[2], q.shape[1] // kv_heads, self._scale)
+        keys, values = (part[0] for part in self._copy.layer(layer))
+        pairs = (k, keys), (v, values)
+        written = all(kv_write(part, new, self._places) for new, part in pairs)
+        if kernel is None or not written:
+            raise CannotRecord(f"a chunk's attention in layer {layer}")
+        end = self._start + len(q)
+        kernel(q, keys[:, :end], values[:, :end], self._start, out.view(q.shape))
+
+
 class FixedRows:
     """Decode rows, of one query token each, whose tables, lengths and slots stay at their
-    addresses, so that the native calls can be recorded."""
+    addresses, so that the native calls can be recorded. A chunk of a prompt may follow them."""
 
     def __init__(
         self,
@@ -74,15 +114,20 @@ class FixedRows:
         lengths: torch.Tensor,
         slots: tuple[torch.Tensor, torch.Tensor],
         longest: int,
+        chunk: FixedChunk | None = None,
+        order: torch.Tensor | None = None,
     ) -> None:
         """`tables` int32 `[rows, blocks]`; `lengths` int32 `[rows]`, at most `longest`; `slots`:
-        int64 `[rows * kv_heads]` for keys and for values, see `kv_write`."""
+        int64 `[tokens * kv_heads]` for keys and for values, see `kv_write`. `chunk` takes the
+        tokens after the rows'; `order`: int64 `0 .. rows * heads`, needed with a chunk."""
         self._kv = kv
         self._scale = scale
         self._tables = tables
         self._lengths = lengths
         self._slots = slots
         self._longest = longest
+        self._chunk = chunk
+        self._order = order
 
     def __call__(
         self,
@@ -93,12 +138,26 @@ class FixedRows:
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
         """See `Attend`. Raises `CannotRecord` where there is no native code for the layer."""
-        kv, (pages,) = self._kv, self._kv.pages[layer]
+        (pages,) = self._kv.pages[layer]
+        pairs = zip((k, v), self._slots, strict=True)
+        if variant is not None or not all(kv_write(pages, new, slots) for new, slots in pairs):
+            raise CannotRecord(f"attention of layer {layer}")
+        if self._chunk is None or self._order is None:
+            return self._attend(layer, q)
+        rows, heads, head_dim = len(self._lengths), *q.shape[1:]
+        out = empty(len(q), heads * head_dim, dtype=q.dtype)
+        if rows:
+            attended = self._attend(layer, q[:rows]).view(rows, heads, head_dim)
+            if not kv_write(out, attended, self._order):
+                raise CannotRecord(f"results of rows in layer {layer}")
+        self._chunk(layer, q[rows:], k[rows:], v[rows:], out[rows:])
+        return out
+
+    def _attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        kv = self._kv
         group = q.shape[1] // kv.storage.shape[3]
         kernel = decode_kernel(kv.dtype, kv.head_dim, group, self._scale)
-        pairs = zip((k, v), self._slots, strict=True)
-        written = variant is None and all(kv_write(pages, new, slots) for new, slots in pairs)
-        if kernel is None or not written:
+        if kernel is None:
             raise CannotRecord(f"attention of layer {layer}")
         return kernel(q, kv.k[layer], kv.v[layer], self._tables, self._lengths, self._longest)
 

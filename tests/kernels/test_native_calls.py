@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from asyncinfer.kernels.dispatch import CannotRecord
-from asyncinfer.kernels.native import Arena, RecordedCalls, Recording, add_, available
+from asyncinfer.kernels.native import (
+    Arena,
+    ChunkKV,
+    RecordedCalls,
+    Recording,
+    add_,
+    available,
+    kv_write,
+)
 from asyncinfer.kernels.native.between import between_kernels, rms_norm, silu_mul
 from asyncinfer.kernels.native.calls import empty, float_bits
 
@@ -111,6 +119,44 @@ def test_views_are_no_calls(view: Callable[[torch.Tensor], torch.Tensor]) -> Non
     x.copy_(some(4, 128))
     calls.replay(1, 1)
     assert torch.equal(found, view(x))
+
+
+def chunk_kv(copy: torch.Tensor, rows: int, tokens: int) -> ChunkKV:
+    """A chunk whose keys are `copy` `[heads, capacity, 32]`."""
+    return ChunkKV(rows, tokens, 0, copy.data_ptr(), copy.nbytes, copy[0].nbytes)
+
+
+def test_a_replay_for_a_chunk_of_other_tokens_elsewhere() -> None:
+    x, weight, copy, most = some(20, 128), some(128), some(3, 40, 32), 17
+    places = torch.zeros(most * 4, dtype=torch.int64)
+    recording = Recording(Arena(), 2, chunk_kv(copy, 3, 10), most)
+    with recording.begun():
+        normed = rms_norm(x[:13], weight, 1e-5)
+        assert normed is not None
+        assert kv_write(copy[1:], normed[3:].view(-1, 4, 32), places[:40])
+        assert rms_norm(normed.view(-1, 32), weight[:32], 1e-5) is not None
+        recording.end_layer()
+    calls = recording.made()
+    for tokens, capacity in ((10, 40), (4, 25), (17, 70)):
+        elsewhere = torch.zeros(3, capacity, 32)
+        places[: 4 * tokens] = torch.arange(4 * tokens) % capacity
+        calls.replay(2, 7, chunk_kv(elsewhere, 3, tokens))
+        right = rms_norm(x[: 3 + tokens], weight, 1e-5)
+        assert right is not None
+        expected = torch.zeros(capacity, 32)
+        expected[places[: 4 * tokens]] = right[3:].reshape(-1, 32)
+        assert torch.equal(elsewhere[1], expected)
+        assert not elsewhere[0].any()
+        assert not elsewhere[2].any()
+
+
+def test_a_call_of_other_rows_than_a_chunks_is_refused() -> None:
+    x, weight = some(7, 128), some(128)
+    recording = Recording(Arena(), 1, chunk_kv(some(1, 4, 32), 3, 10), 20)
+    with recording.begun():
+        assert rms_norm(x, weight, 1e-5) is not None
+    with pytest.raises(CannotRecord, match="7 of 13 rows"):
+        recording.made()
 
 
 def test_two_layers_memory_serves_all() -> None:

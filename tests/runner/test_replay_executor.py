@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import FixedRows
 from asyncinfer.kernels import onednn
-from asyncinfer.kernels.native import RecordedCalls, available
+from asyncinfer.kernels.native import ChunkKV, RecordedCalls, available, prefill_kernel
 from asyncinfer.layers import DecoderLayer, ForwardPass
 from asyncinfer.models import Decoder, ModelConfig, tensor_table
 from asyncinfer.runner import replay_executor as module
@@ -37,7 +37,7 @@ WIDE = ModelConfig(
 )
 ROWS = 5
 #: Makes a `Hand` for a model: one that replays, and one that never does.
-MakeHands = Callable[[ModelConfig], tuple[Any, Any]]
+MakeHands = Callable[..., tuple[Any, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +55,9 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     replay = RecordedCalls.replay
 
-    def counted(self: RecordedCalls, threads: int, longest: int) -> None:
+    def counted(self: RecordedCalls, threads: int, longest: int, chunk: ChunkKV | None) -> None:
         seen.append(longest)
-        replay(self, threads, longest)
+        replay(self, threads, longest, chunk)
 
     monkeypatch.setattr(RecordedCalls, "replay", counted)
     return seen
@@ -76,9 +76,9 @@ def decoder_of(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Decod
 
 @pytest.fixture
 def hands(make_hand: Callable[..., Any]) -> MakeHands:
-    def made(config: ModelConfig) -> tuple[Any, Any]:
-        decoder = decoder_of(config)
-        return make_hand(decoder=decoder), make_hand(decoder=decoder, graphs="off")
+    def made(config: ModelConfig, **options: Any) -> tuple[Any, Any]:
+        options["decoder"] = decoder_of(config)
+        return make_hand(**options), make_hand(**options, graphs="off")
 
     return made
 
@@ -121,8 +121,9 @@ def test_replayed_steps_give_the_same_bits(
     assert decode(hand, 30) == decode(right, 30)
     pages, expected = hand.kv.storage, right.kv.storage
     assert torch.equal(pages.view(torch.int32), expected.view(torch.int32))
-    # The fourth step of so many rows is recorded, and every later one is replayed.
-    assert len(replays) == 1 + 26
+    # The fourth step of so many rows is recorded, and every later one is replayed, the first of
+    # them beside the layers.
+    assert len(replays) == 26
     assert replays[-1] == 3 + 2 * (ROWS - 1) + 30
 
 
@@ -136,7 +137,7 @@ def test_replayed_steps_in_bfloat16_give_the_same_bits(
     assert decode(hand, 30) == decode(right, 30)
     assert torch.equal(hand.kv.storage.view(torch.int16), right.kv.storage.view(torch.int16))
     if decoder_rows() >= ROWS:
-        assert len(replays) == 1 + 26
+        assert len(replays) == 26
 
 
 def decoder_rows() -> int:
@@ -144,6 +145,83 @@ def decoder_rows() -> int:
     weight = onednn.reorder(torch.ones(64, 64, dtype=torch.bfloat16))
     found = onednn.blocked(weight, (64, 64))
     return 0 if found is None else found.most_rows
+
+
+needs_chunks = pytest.mark.skipif(
+    prefill_kernel(WIDE.head_dim, 2, WIDE.query_scale) is None, reason="no native code for chunks"
+)
+
+
+#: Enough that copies of prompts may have their keys and values.
+BLOCKS = 1600
+
+
+def chunks(hand: Any, sizes: Sequence[int], rows: int, slot: int = 5) -> list[object]:
+    """What rows draw beside a prompt in chunks of these sizes, and what it draws itself."""
+    lengths = [3 + 2 * each for each in range(rows)]
+    for each, length in enumerate(lengths):
+        hand.join(each, [(each * 7 + i * i) % 55 for i in range(length)])
+        hand.row(each, 0, length)
+    results = [result_of(hand)] if rows else []
+    total, start = sum(sizes), 0
+    hand.join(slot, [(slot + i * i * 3) % 55 for i in range(total)], logprobs=2)
+    for step, size in enumerate(sizes):
+        for each, length in enumerate(lengths):
+            hand.row(each, length + step, 1)
+        start += size
+        hand.row(slot, start - size, size, samples=int(start == total))
+        results.append(result_of(hand))
+    for step in range(6):
+        for each, length in enumerate(lengths):
+            hand.row(each, length + len(sizes) + step, 1)
+        hand.row(slot, total + step, 1)
+        results.append(result_of(hand))
+    return results
+
+
+@needs_chunks
+@pytest.mark.parametrize("rows", [0, 1, 4])
+@pytest.mark.parametrize("sizes", [[24] * 22, [40, 24] * 8, [19] * 7 + [90] + [19] * 7], ids=str)
+def test_a_chunk_beside_rows_gives_the_same_bits(
+    rows: int, sizes: list[int], hands: MakeHands, replays: list[int]
+) -> None:
+    hand, right = hands(WIDE, blocks=BLOCKS)
+    assert chunks(hand, sizes, rows) == chunks(right, sizes, rows)
+    pages, expected = hand.kv.storage, right.kv.storage
+    assert torch.equal(pages.view(torch.int32), expected.view(torch.int32))
+    # Those of a short prompt are not replayed, nor those for which a copy has no room.
+    assert sum(longest > 200 for longest in replays) >= 2 + 4
+
+
+@needs_chunks
+def test_a_recording_serves_other_prompts(hands: MakeHands, replays: list[int]) -> None:
+    """Whose copies lie elsewhere, and have room for another number of tokens."""
+    hand, right = hands(WIDE, blocks=BLOCKS)
+    found, expected, counts = [], [], []
+    for sizes in ([24] * 12, [24] * 22, [90, 90] + [24] * 9):
+        for each, into in ((hand, found), (right, expected)):
+            for slot in list(each.tables):
+                each.leave(slot)
+            into.append(chunks(each, sizes, 2))
+        counts.append(len(replays))
+    assert found == expected
+    assert counts[2] > counts[1] + 9
+
+
+@needs_chunks
+def test_chunks_in_bfloat16_give_the_same_bits(
+    make_hand: Callable[..., Any], replays: list[int]
+) -> None:
+    if not onednn.available(torch.bfloat16) or decoder_rows() < 28:
+        pytest.skip("a processor without native products of bfloat16")
+    decoder = decoder_of(WIDE, torch.bfloat16)
+    hand, right = (
+        make_hand(decoder=decoder, blocks=BLOCKS, graphs=graphs) for graphs in ("lazy", "off")
+    )
+    assert chunks(hand, [24] * 20, 4) == chunks(right, [24] * 20, 4)
+    assert torch.equal(hand.kv.storage.view(torch.int16), right.kv.storage.view(torch.int16))
+    if prefill_kernel(WIDE.head_dim, 2, WIDE.query_scale, torch.bfloat16) is not None:
+        assert sum(longest > 200 for longest in replays) >= 3
 
 
 def test_each_number_of_rows_has_a_recording(hands: MakeHands, replays: list[int]) -> None:
@@ -214,7 +292,7 @@ def test_a_recording_that_gives_something_else_is_not_used(
     # The pages, too, are those of the layers.
     pages, right_pages = hand.kv.storage, right.kv.storage
     assert torch.equal(pages.view(torch.int32), right_pages.view(torch.int32))
-    # One replay found the difference, and none followed.
+    # The one replay found the difference, and none followed.
     assert len(replays) == 1
 
 

@@ -3,9 +3,10 @@ compiler has to be installed; without `llvmlite`, torch's operators are used. Ea
 compared with torch before it is used. A decode step can be recorded if it calls `NativeFunction`s
 alone, which write to tensors of `calls.empty`."""
 
+from asyncinfer.kernels.native.arena import Arena
 from asyncinfer.kernels.native.between import add_, between_kernels, head_norm, kv_write
 from asyncinfer.kernels.native.blocked import BlockedWeight
-from asyncinfer.kernels.native.calls import Arena, RecordedCalls, Recording
+from asyncinfer.kernels.native.calls import Recording, empty
 from asyncinfer.kernels.native.decode import decode_kernel
 from asyncinfer.kernels.native.host import NEEDED, available
 from asyncinfer.kernels.native.kept_code import source_hash
@@ -14,11 +15,13 @@ from asyncinfer.kernels.native.lora import LoraKernel, lora_kernel
 from asyncinfer.kernels.native.packed import packed_kernel
 from asyncinfer.kernels.native.packed_blocks import Layout
 from asyncinfer.kernels.native.prefill import PrefillKernel, prefill_kernel
+from asyncinfer.kernels.native.recorded_calls import ChunkKV, RecordedCalls
 
 __all__ = [
     "NEEDED",
     "Arena",
     "BlockedWeight",
+    "ChunkKV",
     "LayingKernels",
     "Layout",
     "LoraKernel",
@@ -29,6 +32,7 @@ __all__ = [
     "available",
     "between_kernels",
     "decode_kernel",
+    "empty",
     "head_norm",
     "kv_write",
     "laying_kernels",

@@ -64,8 +64,9 @@ class BetweenKernels:
         text = functools.partial(between_code, name, target.lanes, rounds=target.rounds)
         symbols = {"GOMP_parallel": region}
         addresses = compiled(f"between {name}", text, target, NAMES, symbols)
+        threads, rows = HEAD.index("threads"), HEAD.index("rows")
         self._calls = {
-            name: NativeFunction(address, len(HEAD) + _ARGUMENTS[name], HEAD.index("threads"))
+            name: NativeFunction(address, len(HEAD) + _ARGUMENTS[name], threads, rows)
             for name, address in zip(NAMES, addresses, strict=True)
         }
 

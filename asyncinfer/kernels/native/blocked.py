@@ -38,19 +38,22 @@ class BlockedKernel:
         text = functools.partial(blocked_code, self._dtype, target.lanes, pairs=self.pairs)
         what, symbols = f"blocked {self._dtype}, {self.pairs}", {"GOMP_parallel": region}
         (address,) = compiled(what, text, target, ("product",), symbols)
-        self._product = NativeFunction(address, len(FIELDS), FIELDS.index("threads"))
+        self._product = NativeFunction(
+            address, len(FIELDS), FIELDS.index("threads"), FIELDS.index("rows")
+        )
 
     def __call__(
-        self, x: torch.Tensor, place: int, outputs: int, inputs: int, block: int
+        self, x: torch.Tensor, place: int, outputs: int, inputs: int, block: int, most_rows: int
     ) -> torch.Tensor:
         """`x W^T` `[rows, outputs]`, of the dtype of `x` `[rows, inputs]`. `place`: the address of
-        W's blocks of `block` bytes, see `blocked_code`."""
+        W's blocks of `block` bytes, see `blocked_code`; `most_rows`: see `BlockedWeight`."""
         rows = (x if self.pairs else widened(x)).contiguous()
         y = empty(x.shape[0], outputs, dtype=rows.dtype)
         shared = outputs * inputs > _SHARED
         sizes = outputs, inputs, block, x.shape[0], torch.get_num_threads() if shared else 1, 0
         places = place, rows.data_ptr(), y.data_ptr()
-        self._product(*places, *sizes, shared_above=ALWAYS if shared else NEVER)
+        above = ALWAYS if shared else NEVER
+        self._product(*places, *sizes, shared_above=above, most_rows=most_rows)
         return narrowed(y, x.dtype)
 
     def block_bytes(self, inputs: int) -> int:
@@ -121,4 +124,4 @@ class BlockedWeight:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x W^T`."""
-        return self._kernel(x, self._place, *self._sizes)
+        return self._kernel(x, self._place, *self._sizes, self._most_rows)

@@ -11,81 +11,63 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from math import inf, prod
+from math import inf
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from asyncinfer.kernels.dispatch import CannotRecord
-from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.arena import Arena
+from asyncinfer.kernels.native.host import host
+from asyncinfer.kernels.native.recorded_calls import ChunkKV, RecordedCall, RecordedCalls
 
-__all__ = [
-    "ALWAYS",
-    "NEVER",
-    "Arena",
-    "NativeFunction",
-    "RecordedCalls",
-    "Recording",
-    "empty",
-    "float_bits",
-    "room_threads",
-]
+__all__ = ["ALWAYS", "NEVER", "NativeFunction", "Recording", "empty", "float_bits", "room_threads"]
 
 #: Lengths of the longest row above which a call takes all threads.
 ALWAYS: Final = -1.0
 NEVER: Final = inf
-
-#: Runs calls one after the other: `calls` are pairs of a function's address and its task's.
-_RUN: Final = """
-define void @run(ptr %calls, i64 %count) {
-begin:
-  br label %next
-next:
-  %index = phi i64 [ 0, %begin ], [ %following, %call ]
-  %more = icmp slt i64 %index, %count
-  br i1 %more, label %call, label %end
-call:
-  %offset = shl i64 %index, 4
-  %pair = getelementptr i8, ptr %calls, i64 %offset
-  %function = load ptr, ptr %pair, align 8
-  %second = getelementptr i8, ptr %pair, i64 8
-  %task = load ptr, ptr %second, align 8
-  call void %function(ptr %task)
-  %following = add i64 %index, 1
-  br label %next
-end:
-  ret void
-}
-"""
-#: Numbers of the arena's smallest part, and the multiple that each tensor takes of them: a line of
-#: the cache.
-_PART, _LINE = 1 << 16, 16
 
 
 class NativeFunction:
     """A native function whose one argument is the address of a task: a field of 64 bits for each
     address and number."""
 
-    __slots__ = ("_address", "_call", "_task", "_threads")
+    __slots__ = ("_address", "_call", "_rows", "_task", "_threads")
 
-    def __init__(self, address: int, fields: int, threads: int | None = None) -> None:
+    def __init__(
+        self, address: int, fields: int, threads: int | None = None, rows: int | None = None
+    ) -> None:
         """`fields`: how many a task has; `threads`: which of them says how many threads the call
-        takes, None for one thread."""
+        takes, None for one thread; `rows`: which of them counts rows, each of which is computed by
+        itself, None where the function cannot be called for fewer than it was recorded with."""
         self._address = address
+        self._rows = rows
         self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         self._task = ctypes.c_int64 * fields
         self._threads = threads
 
-    def __call__(self, *fields: int, shared_above: float = NEVER) -> None:
-        """Call it with these fields. A recording has it take all threads where the longest row has
-        more tokens than `shared_above`."""
+    def __call__(
+        self,
+        *fields: int,
+        shared_above: float = NEVER,
+        most_rows: float = inf,
+        of_chunk: Mapping[int, Callable[[ChunkKV], int]] | None = None,
+    ) -> None:
+        """Call it with these fields, or record the call. A replay has it take all threads where the
+        longest row has more tokens than `shared_above`, is not made for more than `most_rows`, and
+        has the fields of `of_chunk` fit its chunk."""
         recording = _own.recording
         if recording is not None:
-            recording.add(self._address, fields, self._threads, shared_above)
+            recording.add(
+                RecordedCall(
+                    *(self._address, fields, self._threads, self._rows),
+                    *(shared_above, most_rows, of_chunk or {}),
+                )
+            )
+            return
         task = self._task(*fields)
         self._call(ctypes.addressof(task))
 
@@ -111,64 +93,36 @@ def room_threads(threads: int) -> int:
     return threads if recording is None else recording.most_threads
 
 
-class Arena:
-    """The memory of recorded tensors, which recordings that never run at the same time share.
-
-    Each layer takes one half and the next layer the other one, which still holds its input."""
-
-    __slots__ = ("_halves", "_place", "_side")
-
-    def __init__(self) -> None:
-        self._halves: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a recording."""
-        self._side, self._place = 0, (0, 0)
-
-    def turn(self) -> None:
-        """Begin the next layer."""
-        self._side, self._place = 1 - self._side, (0, 0)
-
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of this shape, float32 or bfloat16."""
-        half, (part, start) = self._halves[self._side], self._place
-        floats = prod(shape) if dtype is torch.float32 else -(-prod(shape) // 2)
-        count = -(-floats // _LINE) * _LINE
-        while part < len(half) and start + count > len(half[part]):
-            part, start = part + 1, 0
-        if part == len(half):
-            half.append(_aligned(max(count, _PART)))
-        self._place = part, start + count
-        return half[part][start : start + count].view(dtype)[: prod(shape)].view(*shape)
-
-
-def _aligned(count: int) -> torch.Tensor:
-    """So many float32 numbers from the begin of a cache's line on. numpy's memory, because torch's
-    operators are refused while calls are recorded."""
-    memory = np.empty(count + _LINE, np.float32)
-    return torch.from_numpy(memory[-(memory.ctypes.data // 4) % _LINE :][:count])
-
-
 class Recording:
-    """Native calls as they are made. `made` gives what replays them.
+    """Native calls, which are not made: nothing may look at their results. `made` gives what makes
+    them.
 
     Args:
         most_threads: those that a replay may take.
+        chunk: that of the calls, if they have one. It has not as many tokens as rows.
+        most_tokens: those of a chunk that a replay may have.
     """
 
-    def __init__(self, arena: Arena, most_threads: int) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        most_threads: int,
+        chunk: ChunkKV | None = None,
+        most_tokens: int = 0,
+    ) -> None:
         self.most_threads = most_threads
         self._arena = arena
-        self._calls: list[tuple[int, Sequence[int], int | None, float]] = []
+        self._chunk = chunk
+        self._most_tokens = most_tokens
+        self._calls: list[RecordedCall] = []
         #: For each layer, the calls until its end.
         self._ends: list[int] = []
         arena.begin()
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Record what this thread calls inside the block. An operator of torch that computes or
-        copies anything raises `CannotRecord`."""
+        """Record what this thread would call inside the block. An operator of torch that computes
+        or copies anything raises `CannotRecord`."""
         _own.recording = self
         try:
             with _views_only():
@@ -180,72 +134,29 @@ class Recording:
         self._ends.append(len(self._calls))
         self._arena.turn()
 
-    def add(
-        self, address: int, fields: Sequence[int], threads: int | None, shared_above: float
-    ) -> None:
-        self._calls.append((address, fields, threads, shared_above))
+    def add(self, call: RecordedCall) -> None:
+        self._calls.append(call)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return self._arena.take(shape, dtype)
+        """The first rows of a tensor that has room for those of the longest chunk."""
+        count, *others = shape
+        return self._arena.take((self._most_rows(count), *others), dtype)[:count]
+
+    def _most_rows(self, count: int) -> int:
+        chunk = self._chunk
+        if chunk is None:
+            return count
+        times, rest = divmod(count, chunk.rows + chunk.tokens)
+        if not rest:
+            return times * (chunk.rows + self._most_tokens)
+        return self._most_tokens if count == chunk.tokens else count
 
     def made(self) -> RecordedCalls:
         """What was recorded. Raises `CannotRecord` where this processor has no native code."""
         target = host()
         if target is None:
             raise CannotRecord("no native code")
-        return RecordedCalls(self._calls, self._ends, self._arena, target)
-
-
-class RecordedCalls:
-    """Calls that run one after the other without Python. Whoever replays them keeps the tensors
-    that the recording did not make."""
-
-    __slots__ = ("_above", "_arena", "_calls", "_ends", "_run", "_shared", "_tasks", "_work")
-
-    def __init__(
-        self,
-        calls: Sequence[tuple[int, Sequence[int], int | None, float]],
-        ends: Sequence[int],
-        arena: Arena,
-        target: Host,
-    ) -> None:
-        starts = np.cumsum([0, *(len(fields) for _, fields, *_ in calls)])
-        shared = [
-            (start + threads, above)
-            for start, (*_, threads, above) in zip(starts, calls, strict=False)
-            if threads is not None
-        ]
-        #: The fields as they were: a call counts in them.
-        self._tasks = np.array([field for _, fields, *_ in calls for field in fields], np.int64)
-        self._work = self._tasks.copy()
-        self._shared = np.array([place for place, _ in shared], np.int64)
-        self._above = np.array([above for _, above in shared])
-        places = self._work.ctypes.data + 8 * starts[:-1]
-        addresses = np.array([address for address, *_ in calls], np.int64)
-        self._calls = np.stack((addresses, places), axis=1)
-        self._ends = list(ends)
-        # Its memory is what the calls write.
-        self._arena = arena
-        self._run = _run(target)
-
-    def replay(self, threads: int, longest: int) -> None:
-        """Make all calls, on so many threads where these pay for rows of at most `longest`
-        tokens."""
-        self._begin(threads, longest)
-        self._run(self._calls.ctypes.data, len(self._calls))
-
-    def replay_layers(self, threads: int, longest: int) -> Iterator[None]:
-        """`replay`, a layer at each step of the iterator."""
-        self._begin(threads, longest)
-        start = 0
-        for end in self._ends:
-            self._run(self._calls.ctypes.data + 16 * start, end - start)
-            start = end
-            yield
-
-    def _begin(self, threads: int, longest: int) -> None:
-        self._work[:] = self._tasks
-        self._work[self._shared] = np.where(self._above < longest, threads, 1)
+        return RecordedCalls(self._calls, self._ends, self._arena, target, self._chunk)
 
 
 @functools.cache
@@ -282,10 +193,3 @@ class _Own(threading.local):
 
 
 _own = _Own()
-
-
-@functools.cache
-def _run(target: Host) -> Any:
-    """`run(calls, count)`."""
-    (address,) = compiled("run", lambda: _RUN, target, ("run",), {})
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(address)

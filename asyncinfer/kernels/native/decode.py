@@ -47,7 +47,9 @@ class DecodeKernel:
         about = name, head_dim, self._heads, target.lanes, scale
         what, text = f"decode {about}", functools.partial(decode_code, *about)
         (address,) = compiled(what, text, target, ("attend",), {"GOMP_parallel": region})
-        self._attend = NativeFunction(address, len(FIELDS), FIELDS.index("threads"))
+        self._attend = NativeFunction(
+            address, len(FIELDS), FIELDS.index("threads"), FIELDS.index("rows")
+        )
 
     def __call__(
         self,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 
 import torch
 
+from asyncinfer.kernels.native.calls import NativeFunction, empty, room_threads
 from asyncinfer.kernels.native.host import Host, compiled, host
 from asyncinfer.kernels.native.prefill_code import (
     FIELDS,
@@ -20,7 +20,6 @@ from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = ["PrefillKernel", "is_right", "prefill_kernel"]
 
-_Task = ctypes.c_int64 * len(FIELDS)
 #: Scores of all heads below which another thread costs more than it saves.
 _SHARED = 1 << 12
 
@@ -47,7 +46,9 @@ class PrefillKernel:
         text = functools.partial(pairs_code if pairs else prefill_code, *about)
         what = f"prefill {about}{', pairs' if pairs else ''}"
         (address,) = compiled(what, text, target, ("attend",), {"GOMP_parallel": region})
-        self._attend = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        self._attend = NativeFunction(
+            address, len(FIELDS), FIELDS.index("threads"), FIELDS.index("tokens")
+        )
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, out: torch.Tensor
@@ -63,11 +64,12 @@ class PrefillKernel:
         if k.stride(2) != 1:
             k = k.contiguous()
         values = v if v.stride()[1:] == (head_dim, 1) else v.contiguous()
-        threads = torch.get_num_threads() if tokens * keys * kv_heads > _SHARED else 1
-        scratch = torch.empty(threads * self._scratch, dtype=torch.float32)
+        shared_above = _SHARED / (tokens * kv_heads)
+        threads = torch.get_num_threads() if keys > shared_above else 1
+        scratch = empty(room_threads(threads) * self._scratch)
         tile = _tile(tokens, TILE // self._group, kv_heads, threads)
         tiles = -(-tokens // tile)
-        task = _Task(
+        self._attend(
             q.data_ptr(),
             k.data_ptr(),
             values.data_ptr(),
@@ -84,8 +86,15 @@ class PrefillKernel:
             threads,
             0,
             0,
+            shared_above=shared_above,
+            of_chunk={
+                FIELDS.index("start"): lambda chunk: chunk.start,
+                FIELDS.index("tiles"): lambda chunk: -(-chunk.tokens // tile),
+                FIELDS.index("items"): lambda chunk: -(-chunk.tokens // tile) * kv_heads,
+                FIELDS.index("keys_stride"): lambda chunk: chunk.head_bytes,
+                FIELDS.index("values_stride"): lambda chunk: chunk.head_bytes,
+            },
         )
-        self._attend(ctypes.addressof(task))
 
 
 @functools.lru_cache(maxsize=256)

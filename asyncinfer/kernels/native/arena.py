@@ -1,0 +1,54 @@
+"""`Arena`: the memory of recorded tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import torch
+
+__all__ = ["Arena"]
+
+#: Numbers of the arena's smallest part, and the multiple that each tensor takes of them: a line of
+#: the cache.
+_PART, _LINE = 1 << 16, 16
+
+
+class Arena:
+    """The memory of recorded tensors, which recordings that never run at the same time share.
+
+    Each layer takes one half and the next layer the other one, which still holds its input."""
+
+    __slots__ = ("_halves", "_place", "_side")
+
+    def __init__(self) -> None:
+        self._halves: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a recording."""
+        self._side, self._place = 0, (0, 0)
+
+    def turn(self) -> None:
+        """Begin the next layer."""
+        self._side, self._place = 1 - self._side, (0, 0)
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of this shape, float32 or bfloat16."""
+        half, (part, start) = self._halves[self._side], self._place
+        floats = prod(shape) if dtype is torch.float32 else -(-prod(shape) // 2)
+        count = -(-floats // _LINE) * _LINE
+        while part < len(half) and start + count > len(half[part]):
+            part, start = part + 1, 0
+        if part == len(half):
+            half.append(_aligned(max(count, _PART)))
+        self._place = part, start + count
+        return half[part][start : start + count].view(dtype)[: prod(shape)].view(*shape)
+
+
+def _aligned(count: int) -> torch.Tensor:
+    """So many float32 numbers from the begin of a cache's line on. numpy's memory, because torch's
+    operators are refused while calls are recorded."""
+    memory = np.empty(count + _LINE, np.float32)
+    return torch.from_numpy(memory[-(memory.ctypes.data // 4) % _LINE :][:count])

@@ -1,0 +1,140 @@
+"""`FixedInputs`: the inputs of recorded layers, in tensors that stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncinfer.attention import ContiguousKV, FixedChunk, FixedRows, KVCache
+from asyncinfer.kernels.native import ChunkKV
+from asyncinfer.layers import ForwardPass
+from asyncinfer.models import Decoder
+from asyncinfer.runner.input_batch import StepArrays
+from asyncinfer.scheduler import RunnerSpec
+
+__all__ = ["MOST_CHUNK", "Chunk", "FixedInputs"]
+
+I64 = npt.NDArray[np.int64]
+
+#: Tokens of a chunk that is recorded, at most: beside more of them, Python's part is short.
+MOST_CHUNK: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk of a prompt that comes after the decode rows of a step."""
+
+    copy: ContiguousKV
+    cache: KVCache
+    #: Decode rows before it.
+    rows: int
+    #: The position of its first token, and the number of its tokens.
+    start: int
+    tokens: int
+
+    @property
+    def kv(self) -> ChunkKV:
+        """What recorded calls need of it."""
+        memory, size = self.copy.memory, self.cache.dtype.itemsize
+        head_bytes = self.copy.capacity * self.cache.head_dim * size
+        place = memory.data_ptr(), size * len(memory), head_bytes
+        return ChunkKV(self.rows, self.tokens, self.start, *place)
+
+
+class FixedInputs:
+    """The inputs of decode rows, and of a chunk of a prompt after them, in tensors that stay where
+    they are."""
+
+    def __init__(
+        self, decoder: Decoder, paged: Sequence[tuple[int, KVCache]], spec: RunnerSpec
+    ) -> None:
+        """`paged`: the caches, each with its group's number."""
+        self._decoder = decoder
+        self._paged = paged
+        rows, config = spec.max_slots, decoder.config
+        most = rows + MOST_CHUNK
+        self._embedded = torch.empty(most, config.hidden_size, dtype=decoder.dtype)
+        angles = decoder.angles(torch.zeros(most, dtype=torch.int64))
+        self._angles = [tuple(each.contiguous().clone() for each in pair) for pair in angles]
+        self._lengths = np.ones(rows, np.int32)
+        #: By cache.
+        self._tables = [np.zeros((rows, spec.table_width), np.int32) for _ in paged]
+        self._slots = [np.zeros((2, most * kv.storage.shape[3]), np.int64) for _, kv in paged]
+        #: Where a chunk's tokens go in its copy, and the heads of rows in the results.
+        self._places = np.zeros(MOST_CHUNK * config.num_kv_heads, np.int64)
+        self._order = torch.arange(rows * config.num_heads)
+
+    def send(
+        self, arrays: StepArrays, tokens: torch.Tensor, positions: torch.Tensor, chunk: Chunk | None
+    ) -> None:
+        """Put the inputs of a step there: `tokens` and `positions`, int64 `[tokens]`."""
+        count, rows = len(positions), arrays.decode_rows
+        self._embedded[:count].copy_(self._decoder.embedding(tokens, positions))
+        for fixed, made in zip(self._angles, self._decoder.angles(positions), strict=True):
+            for into, each in zip(fixed, made, strict=True):
+                into[:count].copy_(each)
+        self._lengths[:rows] = arrays.seq_lens[:rows]
+        caches = zip(self._paged, self._tables, self._slots, strict=True)
+        for (number, kv), tables, slots in caches:
+            given, mapping = arrays.block_tables[number], arrays.slot_mapping[number]
+            tables[:rows, : given.shape[1]] = given[:rows]
+            slots[:, : count * kv.storage.shape[3]] = _slots(kv, mapping)
+            # As `GatheredAttention` does: a later step may read a block to its end.
+            begun = _begun_blocks(kv.block_size, arrays, mapping)
+            if len(begun):
+                kv.clear(torch.from_numpy(begun))
+            if chunk is not None:
+                heads = np.arange(0, kv.storage.shape[3] * chunk.copy.capacity, chunk.copy.capacity)
+                places = arrays.positions[rows:, None] + heads
+                self._places[: places.size] = places.ravel()
+
+    def first(
+        self, rows: int, longest: int, chunk: Chunk | None
+    ) -> tuple[torch.Tensor, ForwardPass]:
+        """The input of the first layer, and what all layers are given, for so many decode rows of
+        at most `longest` tokens and a chunk."""
+        attends: dict[int, FixedRows] = {}
+        count = rows + (chunk.tokens if chunk else 0)
+        scale = self._decoder.config.query_scale
+        caches = zip(self._paged, self._tables, self._slots, strict=True)
+        for (_, kv), tables, slots in caches:
+            heads = kv.storage.shape[3]
+            keys, values = (torch.from_numpy(each[: count * heads]) for each in slots)
+            lengths = torch.from_numpy(self._lengths[:rows])
+            given = torch.from_numpy(tables[:rows])
+            fixed_chunk = None
+            if chunk is not None:
+                places = torch.from_numpy(self._places[: chunk.tokens * heads])
+                fixed_chunk = FixedChunk(kv, scale, chunk.copy, chunk.start, places)
+            order = self._order[: rows * self._decoder.config.num_heads]
+            fixed = FixedRows(
+                kv, scale, given, lengths, (keys, values), longest, fixed_chunk, order
+            )
+            attends |= dict.fromkeys(kv.layers, fixed)
+        angles = [(cos[:count], sin[:count]) for cos, sin in self._angles]
+        return self._embedded[:count], ForwardPass(angles, attends)
+
+
+def _begun_blocks(size: int, arrays: StepArrays, mapping: I64) -> I64:
+    """int64 `[n]`: the blocks of which a step of a cache writes only the first tokens. `mapping`
+    int64 `[tokens]` is `AttentionBatch.slot_mapping`."""
+    last = arrays.query_starts[1:].astype(np.int64) - 1
+    ends, starts = arrays.positions[last] + 1, np.array(arrays.starts)
+    begun = (ends % size != 0) & (ends // size * size >= starts)
+    blocks: I64 = mapping[last[begun]] // size
+    return blocks
+
+
+def _slots(kv: KVCache, mapping: I64) -> I64:
+    """int64 `[2, tokens * kv_heads]`: where each token's heads lie in a layer's keys, and in its
+    values, seen as `[2 * num_blocks * kv_heads * block_size, head_dim]`. `mapping` int64 `[tokens]`
+    is `AttentionBatch.slot_mapping`."""
+    _, _, blocks, kv_heads, size, _ = kv.storage.shape
+    first = (mapping // size) * (kv_heads * size) + mapping % size
+    keys = (first[:, None] + np.arange(0, kv_heads * size, size)).ravel()
+    return np.stack((keys, keys + blocks * kv_heads * size))
