@@ -16,6 +16,10 @@ __all__ = ["grammar_text", "json_grammar"]
 #: Options of JSON. White space is bounded, since a model may go on with it for ever.
 _JSON: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
 _ANSWER: Final = "answer"
+#: Of several such lines the last one counts, and it counts for all parts of a grammar. Without it
+#: the library looks for the text that has to come next until it ends, which is never where a
+#: terminal takes all that could end it: `"A:" WS " yes"` with `WS: / +/`.
+_UNFORCED: Final = '%llguidance {"no_forcing": true}'
 
 
 def grammar_text(
@@ -68,7 +72,7 @@ def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None], spel
         lark = gbnf_as_lark(form.text) if is_gbnf(form.text) else form.text
     except Exception as error:
         raise InvalidRequest("grammar", form.text, f"is no GBNF: {error}") from error
-    return LLMatcher.grammar_from_lark(lark)
+    return LLMatcher.grammar_from_lark(f"{lark}\n{_UNFORCED}")
 
 
 def _tags(tag: Any, special: Callable[[str], int | None]) -> str:

@@ -194,6 +194,25 @@ def test_characters_are_spelled_by_their_first_byte(first: int) -> None:
     assert spelled_chars(frozenset([0xC0, 0xC1, 0xFF])) == ""
 
 
+def test_text_that_has_to_come_need_not_end(compiler: GrammarCompiler) -> None:
+    """`WS` takes every space, so that what comes next is a space for ever. The library looked for
+    the end of that without end."""
+    (made,) = compiler.matchers(AnswerFormat("grammar", 'start: "abc"', ""), 1, most_forced=9)
+    # Where text is forced, what follows would not end.
+    assert not made.accept(ord("a"), 9)
+    for grammar in (
+        'start: "a" WS " b"\nWS: / +/',
+        '%llguidance {"no_forcing": false}\nstart: "a" WS " b"\nWS: / +/',
+        'root ::= "a" ws " b"\nws ::= " "+',
+        'start: ("a" | "c") rest\nrest: A B // the end\nA: / +/\nB: / b/',
+    ):
+        made = matcher(compiler, "grammar", grammar)
+        for token in b"a  ":
+            assert token in allowed_ids(fill_masks([made])[0], VOCAB)
+            made.accept(token, 0)
+        assert allowed_ids(fill_masks([made])[0], VOCAB).tolist() == [ord(" ")]
+
+
 def test_thousands_of_choices(compiler: GrammarCompiler) -> None:
     choices = json.dumps([f"choice {i}" for i in range(4096)])
     assert fits(compiler, "choice", choices, b"choice 4095")
