@@ -16,6 +16,8 @@ __all__ = ["checkpoint_file", "following_links", "plain_name"]
 
 #: Pointers of Git LFS have fewer.
 _POINTER_BYTES: Final = 1024
+#: The file by which the hub's client marks `<cache>/blobs` as its own.
+_SHARED: Final = ".huggingface-shared-blobs"
 _follow: ContextVar[bool] = ContextVar("asyncinfer_follow_links", default=False)
 
 
@@ -44,8 +46,8 @@ def checkpoint_file(folder: Path, name: str, within: str = "") -> Path | None:
 
     `ModelLoadError` for a name or a symlink that leads out of the folder, for a pointer of Git LFS,
     and for anything but a regular file: opening a FIFO would wait for ever, and a device has side
-    effects. Followed are the hub cache's own symlinks, `snapshots/<commit>/<name>` to
-    `blobs/<hash>`, and in a block of `following_links` all of them.
+    effects. Followed are the hub cache's own symlinks, `snapshots/<commit>/<name>` to the
+    `blobs/<hash>` of the repository or of the cache, and in a block of `following_links` all.
     """
     if not plain_name(name):
         raise ModelLoadError("the name leads out of the checkpoint's folder", file=name)
@@ -87,6 +89,9 @@ def _roots(folder: Path) -> tuple[Path, ...]:
     """The folders that a checkpoint's links may lead to."""
     real = folder.resolve()
     repository = real.parent.parent
-    if real.parent.name == "snapshots" and repository.name.startswith("models--"):
-        return real, repository / "blobs"
-    return (real,)
+    if real.parent.name != "snapshots" or not repository.name.startswith("models--"):
+        return (real,)
+    # Files that several repositories may have, such as all large ones of the hub.
+    shared = repository.parent / "blobs"
+    own = (real, repository / "blobs")
+    return (*own, shared) if (shared / _SHARED).is_file() else own

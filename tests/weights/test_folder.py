@@ -91,6 +91,22 @@ def test_links_out_of_the_folder(tmp_path: Path) -> None:  # fault 48
         SafetensorsCheckpoint(folder)
 
 
+def test_links_to_what_repositories_of_a_cache_share(tmp_path: Path) -> None:
+    """As the hub's client keeps large files since its second version."""
+    repository, shared = tmp_path / "models--org--name", tmp_path / "blobs"
+    folder = repository / "snapshots" / "c0ffee"
+    for each in (folder, repository / "blobs", shared / "ab"):
+        each.mkdir(parents=True)
+    save_file({"a": torch.ones(1)}, shared / "ab" / "abba")
+    (repository / "blobs" / "etag").symlink_to("../../blobs/ab/abba")
+    (folder / "model.safetensors").symlink_to("../../blobs/etag")
+    with pytest.raises(ModelLoadError, match="is a link out of the checkpoint's folder"):
+        SafetensorsCheckpoint(folder)
+    (shared / ".huggingface-shared-blobs").write_text("1\n")
+    with SafetensorsCheckpoint(folder) as checkpoint:
+        assert torch.equal(read(checkpoint, "a"), torch.ones(1))
+
+
 def test_links_out_of_a_folder_that_is_trusted(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
