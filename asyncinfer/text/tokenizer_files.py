@@ -38,6 +38,8 @@ ROLES = (
     "cls_token",
     "mask_token",
 )
+#: What the files say of an added token beside its text.
+_FLAGS = ("lstrip", "normalized", "rstrip", "single_word", "special")
 #: Keys of further special tokens, which are in a list or by name.
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 
@@ -52,9 +54,35 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
         backend = _fast_backend(folder)
     else:
         backend = read_tiktoken(listed, token_settings(folder))
-    known = [name for name in _special_names(folder) if backend.token_to_id(name) is not None]
-    backend.add_special_tokens(known)
+    _add_lacking(folder, backend)
+    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    for name in dict.fromkeys(_special_names(folder)):
+        known = added.get(name)
+        if known is None and backend.token_to_id(name) is not None:
+            backend.add_special_tokens([name])
+        elif known is not None and not known.special:
+            known.special = True
+            backend.add_special_tokens([known])
     return backend
+
+
+def _add_lacking(folder: Path, backend: tokenizers.Tokenizer) -> None:
+    """Add the tokens that other files list with the ids behind the last one of `backend`."""
+    listed: dict[object, object] = {
+        index: {"content": name} for name, index in read_json(folder, "added_tokens.json").items()
+    }
+    more = read_json(folder, "tokenizer_config.json").get("added_tokens_decoder")
+    if isinstance(more, dict):
+        listed |= {int(index): token for index, token in more.items() if index.isdecimal()}
+    index = 1 + max(backend.get_added_tokens_decoder(), default=-1)
+    index = max(index, backend.get_vocab_size(with_added_tokens=False))
+    while isinstance(token := listed.get(index), dict):
+        name = token_content(token)
+        if not name or backend.token_to_id(name) is not None:
+            break
+        flags = {flag: token.get(flag) is True for flag in _FLAGS}
+        backend.add_tokens([tokenizers.AddedToken(name, **flags)])
+        index += 1
 
 
 def _fast_backend(folder: Path) -> tokenizers.Tokenizer:

@@ -104,6 +104,33 @@ def test_tokens_called_special_by_the_config_are_skipped(tmp_path: Path) -> None
     assert tokenizer.decode(ids) == "A"
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_special_tokens_keep_the_space_that_they_take(special: bool, tmp_path: Path) -> None:
+    """As Phi-3's do."""
+    backend = backends.byte_level()
+    backend.add_tokens([tokenizers.AddedToken("<|user|>", rstrip=True, special=special)])
+    settings = {"additional_special_tokens": ["<|user|>"]}
+    tokenizer = Tokenizer.from_folder(write(tmp_path, backend, tokenizer_config=settings))
+    assert tokenizer.encode("<|user|>\n A") == tokenizer.encode("<|user|>A")
+    assert tokenizer.decode(tokenizer.encode("<|user|>A")) == "A"
+
+
+def test_tokens_that_only_other_files_list(tmp_path: Path) -> None:
+    backend = backends.byte_level()
+    first = backend.get_vocab_size()
+    tokens = {str(first + 1): {"content": "<call>", "special": True}, "x": {}, "7": {"content": 5}}
+    folder = write(
+        tmp_path,
+        backend,
+        tokenizer_config={"added_tokens_decoder": tokens},
+        added_tokens={"<think>": first, "<far>": first + 3},
+    )
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.encode("<call><think>") == [first + 1, first]
+    assert tokenizer.decode([first + 1, first]) == "<think>"
+    assert len(tokenizer.encode("<far>")) > 1
+
+
 def test_truncation_and_padding_in_the_file_are_off(tmp_path: Path) -> None:
     backend = backends.byte_level()
     backend.enable_truncation(4)
