@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 import click
 
@@ -29,8 +34,27 @@ def pull_model(model: str, revision: str | None) -> None:
 
     raise_again()
     show = sys.stderr.isatty()
-    if model in NAMED_MODELS and revision is None:
-        path = pull(NAMED_MODELS[model], show_progress=show)
-    else:
-        path = resolve(model, revision=revision, show_progress=show, check=check_fetched)
+    with _ending_in_order():
+        if model in NAMED_MODELS and revision is None:
+            path = pull(NAMED_MODELS[model], show_progress=show)
+        else:
+            path = resolve(model, revision=revision, show_progress=show, check=check_fetched)
     click.echo(path)
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Within, SIGTERM raises `SystemExit`, so that what has come of a file is removed, as after
+    Ctrl-C; a second one ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)

@@ -39,7 +39,7 @@ def raise_again() -> None:
 
 def _leave() -> None:
     """Have a further Ctrl-C end the process at once. Python waits for the threads of pools first:
-    the hub's client ends a download with its next 10 MB, or after a minute of silence."""
+    the hub's client ends a download with its next part, or after a minute of silence."""
     from click import echo
 
     _end_at_once()

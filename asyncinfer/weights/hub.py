@@ -12,8 +12,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any, Final, TypeVar
 
 from asyncinfer.errors import ModelLoadError
@@ -23,12 +24,14 @@ from asyncinfer.suggestions import suggestion
 from asyncinfer.telemetry import emit
 from asyncinfer.weights.gguf import is_gguf
 from asyncinfer.weights.named import NAMED_MODELS
+from asyncinfer.weights.transfer import Transfer
 
 __all__ = ["HubModel", "NotKept", "Unreachable", "is_hub_id"]
 
 T = TypeVar("T")
 
 _HUB_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_UNAUTHORIZED: Final = 401
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 #: Seconds to wait for the first answer if it is needed, and if it could only say that the copy in
 #: the cache is still the newest. `HF_HUB_ETAG_TIMEOUT` may lengthen the first.
@@ -41,6 +44,8 @@ SILENT_SECONDS: Final = 60.0
 TELL_SECONDS: Final = 3.0
 #: Seconds between two looks at a call of the client.
 LOOK_SECONDS: Final = 0.25
+#: Seconds after which a file that nobody writes to any more is taken for a left one.
+LEFT_SECONDS: Final = 3600.0
 
 
 class Unreachable(Exception):
@@ -49,10 +54,6 @@ class Unreachable(Exception):
 
 class NotKept(ModelLoadError):
     """The cache cannot keep the hub's files: its disk is full, or may only be read."""
-
-
-class _GivenUp(BaseException):
-    """Nobody waits for the download any more. No `Exception`: the client does not try again."""
 
 
 def is_hub_id(text: str) -> bool:
@@ -92,7 +93,6 @@ class HubModel:
         self._given_endpoint = endpoint
         self._endpoint = endpoint or constants.ENDPOINT
         self._show_progress = show_progress
-        self._updates = 0
 
     @property
     def _repository(self) -> Path:
@@ -157,31 +157,46 @@ class HubModel:
         # Wildcards of fnmatch in a name would match other files.
         patterns = [re.sub(r"([*?[])", r"[\1]", file) for file in files]
         seconds = max(SILENT_SECONDS, 4.0 * constants.HF_HUB_DOWNLOAD_TIMEOUT)
-        given_up = Event()
-        fetch = ThreadCall(
-            lambda: snapshot_download(
-                self.model,
-                revision=revision,
-                allow_patterns=patterns,
-                cache_dir=self._cache,
-                endpoint=self._given_endpoint,
-                tqdm_class=self._bar(given_up),
-            )
+        self._remove_left()
+        transfer = Transfer()
+        fetch = partial(
+            snapshot_download,
+            self.model,
+            revision=revision,
+            allow_patterns=patterns,
+            cache_dir=self._cache,
+            endpoint=self._given_endpoint,
+            tqdm_class=transfer.bar(shown=self._show_progress),
         )
+        call = ThreadCall(transfer.run, fetch)
         try:
-            self._wait(fetch, seconds, self._progress)
+            self._wait(call, seconds, lambda: (transfer.updates, self._stored()))
         except Unreachable as error:
             raise self.refused(str(error)) from error
         finally:
-            given_up.set()
+            transfer.give_up()
         try:
-            return Path(fetch.outcome())
+            return Path(call.outcome())
         except Exception as error:
             if _is_of_this_machine(error):
                 raise NotKept(
                     f"cannot be kept in the hub's cache ({self._cache}): {error}", file=self.model
                 ) from error
             raise self.refused(self._why(error)) from error
+
+    def _remove_left(self) -> None:
+        """Remove the unfinished files of processes that were killed, which nobody goes on with."""
+        # The hub's client exports it, without saying so.
+        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+        locks = self._cache / ".locks" / self._repository.name
+        with suppress(OSError):
+            for path in (self._repository / "blobs").glob("*.incomplete"):
+                # Some file systems give a lock to everybody.
+                if path.stat().st_mtime < time.time() - LEFT_SECONDS:
+                    lock = locks / f"{path.name.partition('.')[0]}.lock"
+                    with suppress(TimeoutError), WeakFileLock(lock, timeout=0.01):
+                        path.unlink(missing_ok=True)
 
     def instead(self, copy: Path | None, error: NotKept | Unreachable) -> Path:
         """The copy in the cache, where the hub's cannot be had; this is logged. Without one it
@@ -229,8 +244,8 @@ class HubModel:
                 emit("hub_silent", model=self.model, hub=self._endpoint, seconds=round(silent, 1))
                 told += TELL_SECONDS
 
-    def _progress(self) -> tuple[int, int]:
-        """A value that changes while data arrives."""
+    def _stored(self) -> int:
+        """A number that changes while data arrives."""
         folder = self._repository / "blobs"
         size = 0
         try:
@@ -239,7 +254,7 @@ class HubModel:
         except OSError:
             # The folder does not exist yet, or a file was renamed during the scan.
             pass
-        return self._updates, size
+        return size
 
     def _why(self, error: Exception) -> str:
         from huggingface_hub.errors import (
@@ -264,31 +279,9 @@ class HubModel:
             text = "it has no such revision"
         elif isinstance(error, RepositoryNotFoundError):
             text = "it has no such model, or a private one that needs a token (HF_TOKEN)"
+        elif getattr(getattr(error, "response", None), "status_code", None) == _UNAUTHORIZED:
+            text = "it refuses the token that it was given (HF_TOKEN, or that of `hf auth login`)"
         return text
-
-    def _bar(self, given_up: Event) -> type[Any]:
-        """A class of the client's progress bar that counts its updates, and ends a download that
-        was given up, as nothing else of the client's does. It is disabled unless progress is to be
-        shown, since it writes to the host's stderr."""
-        import huggingface_hub.utils as hub
-
-        base: Any = hub.tqdm  # type: ignore[attr-defined]
-        options = {} if self._show_progress else {"disable": True}
-        moved = self._moved
-
-        def start(bar: Any, *args: Any, **given: Any) -> None:
-            base.__init__(bar, *args, **{**given, **options})
-
-        def update(bar: Any, n: float | None = 1) -> Any:
-            if given_up.is_set():
-                raise _GivenUp
-            moved()
-            return base.update(bar, n)
-
-        return type("Bar", (base,), {"__init__": start, "update": update})
-
-    def _moved(self) -> None:
-        self._updates += 1
 
 
 def _is_of_this_machine(error: Exception) -> bool:

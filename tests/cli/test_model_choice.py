@@ -155,6 +155,19 @@ def test_pull_prints_where_the_model_lies(
     assert [getattr(one, "name", one) for one in asked] == ["smollm2", "org/name:Q4_K_M"]
 
 
+def test_sigterm_ends_a_pull_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an exception, so that what has come of a file is removed."""
+    monkeypatch.setattr(
+        asyncinfer.models, "resolve", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+    )
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert run("pull", "org/name") == 128 + signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_ctrl_c_while_the_hub_says_nothing_more(tmp_path: Path) -> None:
     """The hub's client waits for a minute. The first Ctrl-C says so, the second ends at once."""
     begun, ended = threading.Event(), threading.Event()

@@ -152,10 +152,19 @@ def test_what_the_hub_does_not_have(single: Hub, tmp_path: Path) -> None:
         take("org/single", offline=True)
 
 
-def test_what_the_hub_says_when_it_gives_no_file(single: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (451, "451 Unavailable For Legal Reasons"),
+        (401, r"it refuses the token that it was given \(HF_TOKEN, or that of `hf auth login`\)"),
+    ],
+)
+def test_what_the_hub_says_when_it_gives_no_file(
+    status: int, why: str, single: Hub, tmp_path: Path
+) -> None:
     """The client says of every such answer that the connection is to be checked."""
-    single.status = 451
-    with pytest.raises(ModelLoadError, match="451 Unavailable For Legal Reasons") as caught:
+    single.status = status
+    with pytest.raises(ModelLoadError, match=why) as caught:
         resolve("org/single", cache_dir=tmp_path, endpoint=single.url)
     assert "cannot be reached" not in str(caught.value)
 

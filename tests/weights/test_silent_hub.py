@@ -4,6 +4,7 @@ needed, and what is needed is not waited for without end."""
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +17,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
+from huggingface_hub.utils import WeakFileLock
 from safetensors.torch import save
 from weights.hub import COMMIT, Hub, SilentHub
 
@@ -160,6 +162,22 @@ def test_a_newer_commit_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         folder = resolve("org/name", cache_dir=tmp_path, endpoint=hub.url)
     assert folder.name == "f" * 40
     assert json.loads((folder / "config.json").read_text()) == {"new": 1}
+
+
+def test_what_killed_processes_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = fetched(tmp_path).parent.parent / "blobs"
+    locks = tmp_path / ".locks" / "models--org--name"
+    begun, left, locked = (blobs / f"{name}.c0ffee.incomplete" for name in ("a1", "b2", "c3"))
+    for path in (begun, left, locked):
+        path.write_bytes(b"part")
+    for path in (left, locked):
+        os.utime(path, (1, 1))
+    monkeypatch.setattr("weights.hub.COMMIT", "f" * 40)
+    with WeakFileLock(locks / "c3.lock"), Hub("org/name", FILES).serve() as hub:
+        resolve("org/name", cache_dir=tmp_path, endpoint=hub.url)
+    assert sorted(blobs.glob("*.incomplete")) == [begun, locked]
 
 
 class Stuck:
