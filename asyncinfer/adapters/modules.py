@@ -59,15 +59,15 @@ class LoraLayout:
         """Elements that one rank takes in an adapter of every module."""
         return sum(layer.elements_per_rank for layer in self.layers.values())
 
-    def find(self, module: str) -> tuple[str, AdaptedModule | None]:
-        """The module of an adapter, by PEFT's name of it without `base_model.model.`, and the name
-        that it has here. Models that wrap the decoder have more or fewer names before it."""
+    def find(self, module: str) -> AdaptedModule | None:
+        """The module of an adapter, by PEFT's name of it without `base_model.model.`. Models that
+        wrap the decoder have more or fewer names before it."""
         layers = f"{self.config.names.layers}."
         for name in (module, f"{layers}{module.rpartition(f'.{layers}')[2]}"):
             for candidate in (name, self.config.names.prefix + name):
                 if candidate in self.modules:
-                    return candidate, self.modules[candidate]
-        return module, None
+                    return self.modules[candidate]
+        return None
 
     def arrange(self, layer: LoraLayer, up: torch.Tensor) -> torch.Tensor:
         """`up` `[outputs, rank]`, a matrix of all projections, with its rows in the decoder's

@@ -101,10 +101,10 @@ def check_adapter(files: AdapterFiles, layout: LoraLayout, max_rank: int) -> Che
             raise ModelLoadError(
                 "its module lacks the other of lora_A and lora_B", file=files.source, tensor=one
             )
-        ours, found = layout.find(module)
+        found = layout.find(module)
         if found is None:
             raise ModelLoadError(_no_place(module, layout), file=files.source, tensor=one)
-        pair = _checked(ours, found, names, files, config, max_rank)
+        pair = _checked(module, found, names, files, config, max_rank)
         if found.part in pairs.setdefault(found.layer.name, {}):
             raise ModelLoadError("its module has it twice", file=files.source, tensor=one)
         pairs[found.layer.name][found.part] = pair

@@ -298,6 +298,23 @@ def test_patterns_of_real_adapters() -> None:
     assert config.rank_of("model.layers.32.self_attn.k_proj") == 4
 
 
+def test_patterns_name_modules_as_the_adapter_does(pool: AdapterPool) -> None:
+    """One that was trained within a model of images and text has more names before it."""
+    wrapped = "model.language_model.layers.0.self_attn.q_proj"
+    tensors = {
+        name.replace("model.model.layers", "model.model.language_model.layers"): tensor
+        for name, tensor in random_tensors(0).items()
+    }
+    ups = []
+    for config in ({"alpha_pattern": {wrapped: 2 * CONFIG["lora_alpha"]}}, {}):
+        with open_adapter(tensors, {**CONFIG, **config}) as files:
+            matrices = check_adapter(files, pool.layout, pool.max_rank).matrices()
+            ups.append(next(up for _, _, up in matrices))
+    outputs = tensors[f"base_model.model.{wrapped}.lora_B.weight"].shape[0]
+    assert torch.equal(ups[0][:, :outputs], 2 * ups[1][:, :outputs])
+    assert torch.equal(ups[0][:, outputs:], ups[1][:, outputs:])
+
+
 def test_scales() -> None:
     plain = LoraConfig.read({"lora_alpha": 8, "alpha_pattern": {r"layers\.1\..*q_proj": 2}}, "f")
     assert plain.scale("model.layers.0.self_attn.q_proj", 4) == 2.0
