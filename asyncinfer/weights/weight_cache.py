@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ __all__ = ["WeightCache"]
 
 _SUFFIX: Final = ".safetensors"
 _HALF_WRITTEN: Final = ".new"
+#: Seconds after its use within which a copy is not removed for another one.
+_IN_USE: Final = 600
 #: Bits of a file's mode that let others write to it.
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -70,7 +73,11 @@ class WeightCache:
         path = self._path(copy.key)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._prune(path.parent, self.most_bytes - copy.nbytes)
+            if not self._prune(path.parent, self.most_bytes - copy.nbytes):
+                return (
+                    f"weight_cache_bytes={self.most_bytes} has no room for its {copy.nbytes} bytes "
+                    f"beside copies that were used within {_IN_USE // 60} minutes"
+                )
             handle, name = tempfile.mkstemp(dir=path.parent, suffix=_HALF_WRITTEN)
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -92,9 +99,10 @@ class WeightCache:
     def _path(self, key: Mapping[str, str]) -> Path:
         return kept_path("weights", key, self.folder).with_suffix(_SUFFIX)
 
-    def _prune(self, folder: Path, most: int) -> None:
+    def _prune(self, folder: Path, most: int) -> bool:
         """Remove what was used longest ago, until copies of at most so many bytes are left, and
-        files that nobody finished."""
+        files that nobody finished. False: those in use have more. A model and its draft would
+        else take each other's place at each start."""
         found = []
         for path in folder.iterdir():
             # Another process may remove one first.
@@ -106,12 +114,16 @@ class WeightCache:
                     with open_regular(path) as file:
                         if _locked(file.fileno()):
                             path.unlink()
+        in_use = time.time_ns() - _IN_USE * 1_000_000_000
+        if sum(size for used, _, size in found if used >= in_use) > most:
+            return False
         size = 0
         for _, path, more in sorted(found, reverse=True):
             size += more
             if size > most:
                 with suppress(OSError):
                     path.unlink()
+        return True
 
 
 def _locked(handle: int) -> bool:

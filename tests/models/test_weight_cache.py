@@ -80,6 +80,9 @@ MODELS: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
 }
 
 
+PAIR = (("model", 1e-3), ("draft", 1e-4))
+
+
 def logits(made: Decoder) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     run = Sequences(made, [torch.randint(0, 199, (n,), generator=generator) for n in (40, 9)])
@@ -267,6 +270,20 @@ def test_room_for_the_copies_used_last(tmp_path: Path) -> None:
     assert first in copies(cache)
     assert second not in copies(cache)
     assert len(copies(cache)) == 2
+
+
+def test_a_copy_in_use_is_not_removed_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model and its draft would else both be written again at each start."""
+    model, draft = (written("llama", tmp_path / name, rms_norm_eps=eps) for name, eps in PAIR)
+    size = _copy_bytes(model)
+    cache = WeightCache(size + size // 2, tmp_path / "copies")
+    loaded(model, cache)
+    (note,) = loaded(draft, cache).notes
+    assert note.endswith("beside copies that were used within 10 minutes")
+    monkeypatch.setattr(WeightLoader, "__call__", refuse)
+    loaded(model, cache)
 
 
 def _copy_bytes(path: Path) -> int:
