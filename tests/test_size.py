@@ -38,7 +38,7 @@ MOST = {
     "speculation": 1_052,
     "telemetry": 600,
     "testing": 9_962,
-    "text": 3_579,
+    "text": 3_589,
     "tools": 2_976,
     "weights": 3_838,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import tokenizers
@@ -59,6 +59,9 @@ _MARKS: Final = {
 }
 #: In Phi-3 this token ends an answer; in gpt-oss it ends one of an answer's several messages.
 _END: Final = "<|end|>"
+#: Special tokens of Phi-3 that leave the white space behind them; all others take it with them,
+#: which files do not say.
+_LEAVING_SPACE: Final = {"<unk>", "<s>", "<|endoftext|>"}
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
@@ -82,7 +85,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
         backend = _with_bytes(read, tokens, _listed_merges(read))
     else:
         raise read.refuse("model", "must be gpt2, llama or gemma4")
-    backend.add_special_tokens(_added(tokens, kinds, (_CONTROL, _UNKNOWN), special=True))
+    is_phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"
+    taking = set(tokens) - _LEAVING_SPACE if is_phi3 else set()
+    backend.add_special_tokens(_added(tokens, kinds, (_CONTROL, _UNKNOWN), taking, special=True))
     backend.add_tokens(_added(tokens, kinds, (_USER,), special=False))
     bos = read.token_id("bos_token_id", len(tokens))
     opens = read.flag("add_bos_token")
@@ -200,10 +205,15 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
 
 
 def _added(
-    tokens: Sequence[str], kinds: Sequence[int], which: Iterable[int], *, special: bool
+    tokens: Sequence[str],
+    kinds: Sequence[int],
+    which: Iterable[int],
+    taking_space: Collection[str] = (),
+    *,
+    special: bool,
 ) -> list[AddedToken]:
     return [
-        AddedToken(token, special=special, normalized=False)
+        AddedToken(token, special=special, normalized=False, rstrip=token in taking_space)
         for token, kind in zip(tokens, kinds, strict=True)
         if kind in which and token
     ]

@@ -212,6 +212,21 @@ def test_special_tokens_are_marks_and_user_defined_ones_are_text() -> None:
     assert ours.eos_ids == {given["tokenizer.ggml.eos_token_id"], mark}
 
 
+@pytest.mark.parametrize("architecture", ["phi3", "llama"])
+def test_special_tokens_of_phi_3_take_the_white_space_behind_them(architecture: str) -> None:
+    """Its `tokenizer.json` says so, and files of this kind do not."""
+    tokens, _ = trained(byte_level=False)
+    tokens = [*tokens, "<|user|>"]
+    scores = np.array([-float(index) for index in range(len(tokens))], np.float32)
+    given = metadata(tokens, model="llama", scores=scores, add_space_prefix=False)
+    given["tokenizer.ggml.token_type"][-1] = CONTROL
+    given["general.architecture"] = architecture
+    ours = gguf_tokenizer(given, "a.gguf")
+    with_space, without = (ours.encode(f"<|user|>{space}a<s>\n") for space in ("\n ", ""))
+    assert (with_space == without) is (architecture == "phi3")
+    assert ours.decode(without) == "a\n"
+
+
 def test_the_template_has_the_special_tokens() -> None:
     tokens, merges = trained(byte_level=True)
     given = byte_level((tokens, merges), "gpt-2")
