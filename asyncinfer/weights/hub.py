@@ -8,6 +8,7 @@ are free for whoever wants the same file.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -33,6 +34,9 @@ T = TypeVar("T")
 _HUB_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _UNAUTHORIZED: Final = 401
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+#: How Xet's storage tells the number of a system's error, and those of files.
+_OS_ERROR: Final = re.compile(r"\(os error (\d+)\)")
+_NOT_WRITTEN: Final = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
 #: Seconds to wait for the first answer if it is needed, and if it could only say that the copy in
 #: the cache is still the newest. `HF_HUB_ETAG_TIMEOUT` may lengthen the first.
 ANSWER_SECONDS: Final = 10.0
@@ -285,6 +289,10 @@ class HubModel:
 
 
 def _is_of_this_machine(error: Exception) -> bool:
-    """Whether the system refused to write a file. The client's own errors have no number."""
+    """Whether the system refused to write a file. The client's own errors have no number, and
+    those of Xet's storage have it in their text."""
+    told = _OS_ERROR.search(str(error))
+    if told is not None and not isinstance(error, OSError):
+        return int(told[1]) in _NOT_WRITTEN
     other = isinstance(error, ConnectionError | TimeoutError)
     return isinstance(error, OSError) and error.errno is not None and not other

@@ -57,9 +57,16 @@ def test_a_newer_commit_that_breaks_off_leaves_the_older_one(
         assert offline() == newer == newest.parent
 
 
-@pytest.mark.parametrize("cause", [OSError(28, "No space left on device"), PermissionError(13, "")])
+@pytest.mark.parametrize(
+    "cause",
+    [
+        OSError(28, "No space left on device"),
+        PermissionError(13, ""),
+        RuntimeError("[Errno 28] of Xet: No space left on device (os error 28)"),
+    ],
+)
 def test_a_cache_that_keeps_nothing_more(
-    cause: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cause: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a cache in a container's image, when the hub has a newer commit."""
 
