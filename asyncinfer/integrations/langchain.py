@@ -12,6 +12,7 @@ from asyncinfer.engine import Engine, SyncEngine
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.integrations.engines import awaited
 from asyncinfer.integrations.langchain_messages import AnswerChunks, answer, chat_messages
+from asyncinfer.server.prompts import response_format
 
 try:
     from langchain_core.callbacks import (
@@ -237,6 +238,9 @@ class ChatAsyncInfer(BaseChatModel):
         options = {**self._fields(), **given}
         if stop is not None:
             options["stop"] = stop
+        # What LangChain's agents ask models for by their `ProviderStrategy`, as OpenAI has it.
+        if (form := options.pop("response_format", None)) is not None:
+            options |= response_format(form)
         if streamed and options.get("n", 1) != 1:
             raise InvalidRequest("n", options["n"], "must be 1 in a stream of LangChain")
         return options

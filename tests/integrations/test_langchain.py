@@ -27,7 +27,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 from pydantic import BaseModel
 
-from asyncinfer import Engine, InvalidRequest, SyncEngine
+from asyncinfer import Engine, InvalidRequest, RequestFailed, SyncEngine
 from asyncinfer.integrations.langchain import ChatAsyncInfer
 from asyncinfer.testing import FakeModel, Said, ScriptedModel
 from asyncinfer.text import ChatTemplate
@@ -156,6 +156,20 @@ async def test_langchains_own_agent_runs_to_the_end() -> None:
         made = agents.create_agent(ChatAsyncInfer(engine=engine), tools=[temperature])
         done = await made.ainvoke({"messages": [HumanMessage(QUESTION)]})
         assert done["messages"][-1].text == ANSWER
+
+
+async def test_an_agents_typed_answer_fits_beside_its_tools() -> None:
+    script = [Said(tool_calls=[("temperature", {"city": "Rome"})]), '{"name":"Rome","people":1}']
+    form = {"name": "City", "strict": True, "schema": City.model_json_schema()}
+    async with Engine(ScriptedModel([*script, "Rome"])) as engine:
+        # As `create_agent(response_format=ProviderStrategy(City))` binds it.
+        model = ChatAsyncInfer(engine=engine).bind_tools(
+            [temperature], strict=True, response_format={"type": "json_schema", "json_schema": form}
+        )
+        assert (await model.ainvoke("How many?")).tool_calls[0]["args"] == {"city": "Rome"}
+        assert City.model_validate_json((await merged(model.astream("x"))).text).people == 1
+        with pytest.raises(RequestFailed, match="does not fit"):
+            await model.ainvoke("How many?")
 
 
 async def test_a_stream_and_the_whole_are_one_answer() -> None:
@@ -288,6 +302,7 @@ async def test_bad_input_is_named() -> None:
         ([AIMessage("x"), FunctionMessage("x", name="f")], {}, r"messages\[1\]='FunctionMessage'"),
         ([HumanMessage("x")], {"temprature": 1}, "temprature=1"),
         ([HumanMessage("x")], {"tool_choice": "none_such"}, "tool_choice='none_such'"),
+        ([HumanMessage("x")], {"response_format": {"type": "xml"}}, "response_format="),
     ]
     async with Engine(ScriptedModel([])) as engine:
         model = ChatAsyncInfer(engine=engine)
