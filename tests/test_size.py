@@ -26,7 +26,7 @@ MOST = {
     "layers": 2_368,
     "models": 10_708,
     "planner": 1_299,
-    "plugins": 1_442,
+    "plugins": 1_444,
     "protocols": 700,
     "quantization": 2_940,
     "remote": 1_773,

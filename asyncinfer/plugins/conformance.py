@@ -64,6 +64,8 @@ def _lack(plugin: object, needs: Needs) -> str | None:
         method = getattr(plugin, name, None)
         if not callable(method):
             return f"has no method {name!r}"
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            return f"method {name!r} must not be async: it is called on a thread without a loop"
         if not _accepts(plugin, name, len(arguments)):
             return f"method {name!r} must take ({', '.join(arguments)})"
     return None

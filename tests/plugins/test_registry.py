@@ -98,6 +98,7 @@ def test_a_plugin_of_an_installed_distribution(registry: Registry[Greeter], inst
         ("class Hello:\n    greet = None\n    def stop(self): pass", "no method 'greet'"),
         (GOOD.replace("name, loud", "name"), r"'greet' must take \(name, loud\)"),
         (GOOD.replace("name, loud", "name, loud, more"), "'greet' must take"),
+        (GOOD.replace("def greet", "async def greet"), "'greet' must not be async"),
         (GOOD.replace("= 2", "= 3"), "version 3 of Greeter, this is version 2"),
         ("def Hello(): return 7", "no method 'greet'"),
         ("def Hello(size): return 7", "cannot be made: needs size"),
