@@ -282,7 +282,7 @@ def _check_name(name: str, value: object) -> None:
 
 
 def _loads(value: object) -> bool:
-    return callable(getattr(value, "load", None))
+    return not isinstance(value, type) and callable(getattr(value, "load", None))
 
 
 def _each_chosen(name: str, value: object) -> tuple[object, ...]:

@@ -122,10 +122,12 @@ def test_a_config_is_an_engine_config(config: Any) -> None:
         Engine(FakeModel(), config=config)
 
 
-@pytest.mark.parametrize("model", [5, b"path", object()])
+@pytest.mark.parametrize("model", [5, b"path", object(), FakeModel])
 def test_a_model_is_a_path_an_id_or_a_source(model: Any) -> None:
     with pytest.raises(TypeError, match="must be a folder, a hub id"):
         Engine(model)
+    with pytest.raises(InvalidConfig, match="an object with load"):
+        Engine(FakeModel(), draft=model)
 
 
 @pytest.mark.anyio

@@ -36,7 +36,7 @@ def source_of(model: str | Path | ModelSource | None) -> ModelSource:
         return CheckpointSource(MODEL_PATH)
     if isinstance(model, str | Path):
         return CheckpointSource(model)
-    if not callable(getattr(model, "load", None)):
+    if isinstance(model, type) or not callable(getattr(model, "load", None)):
         raise TypeError(f"model={model!r}: must be a folder, a hub id or an object with load()")
     return model
 
