@@ -60,8 +60,10 @@ def plugin_reporter(group: str, faults: list[str] | None = None) -> Callable[[Ex
 
 
 def _log(level: int, event: str, fields: dict[str, object]) -> None:
+    data: dict[str, object] = {"event": event}
     structlog = sys.modules.get("structlog.contextvars")
     if structlog is not None:
-        fields = {**structlog.get_contextvars(), **fields}
-    message = " ".join([event, *(f"{name}={value!r}" for name, value in fields.items())])
-    _LOGGER.log(level, message, extra={"asyncinfer": {"event": event, **fields}})
+        data |= structlog.get_contextvars()
+    data |= {**fields, "event": event}
+    message = " ".join([event, *(f"{name}={data[name]!r}" for name in data if name != "event")])
+    _LOGGER.log(level, message, extra={"asyncinfer": data})

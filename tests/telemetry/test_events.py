@@ -86,7 +86,7 @@ def test_an_unknown_event_is_a_mistake() -> None:
 
 
 def test_the_callers_context_variables_join(listener: Listener) -> None:
-    with structlog.contextvars.bound_contextvars(trace="abc"):
+    with structlog.contextvars.bound_contextvars(trace="abc", event="checkout", request_id="web-1"):
         context = contextvars.copy_context()
     emit("request_finished", context, request_id="r")
     # Also while the host itself runs in that context.
@@ -94,6 +94,10 @@ def test_the_callers_context_variables_join(listener: Listener) -> None:
     emit("request_finished", request_id="t")
     traces = [vars(record)["asyncinfer"].get("trace") for record in listener.records]
     assert traces == ["abc", "abc", None]
+    # The event's own name and fields go before variables of the same name.
+    data = vars(listener.records[0])["asyncinfer"]
+    assert (data["event"], data["request_id"]) == ("request_finished", "r")
+    assert listener.records[0].getMessage() == "request_finished trace='abc' request_id='r'"
 
 
 def test_the_hosts_structlog_configuration_is_its_own(listener: Listener) -> None:
