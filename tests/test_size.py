@@ -15,7 +15,7 @@ MOST = {
     "bench": 8_200,
     "builtin": 900,
     "cache": 2_368,
-    "cli": 3_273,
+    "cli": 3_297,
     "clients": 572,
     "doctor": 689,
     "engine": 9_181,
@@ -36,11 +36,11 @@ MOST = {
     "scheduler": 3_182,
     "server": 3_594,
     "speculation": 1_052,
-    "telemetry": 600,
+    "telemetry": 601,
     "testing": 9_962,
     "text": 3_589,
     "tools": 2_976,
-    "weights": 3_845,
+    "weights": 3_855,
 }
 #: Lines of all modules that lie beside the rooms.
 MOST_BESIDE = 2_428

@@ -17,7 +17,7 @@ from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import StepArrays
 from asyncinfer.scheduler import RunnerSpec
 
-__all__ = ["MOST_CHUNK", "Chunk", "FixedInputs"]
+__all__ = ["MOST_CHUNK", "FixedInputs", "PromptChunk"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -26,7 +26,7 @@ MOST_CHUNK: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PromptChunk:
     """A chunk of a prompt that comes after the decode rows of a step."""
 
     copy: ContiguousKV
@@ -70,7 +70,11 @@ class FixedInputs:
         self._order = torch.arange(rows * config.num_heads)
 
     def send(
-        self, arrays: StepArrays, tokens: torch.Tensor, positions: torch.Tensor, chunk: Chunk | None
+        self,
+        arrays: StepArrays,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        chunk: PromptChunk | None,
     ) -> None:
         """Put the inputs of a step there: `tokens` and `positions`, int64 `[tokens]`."""
         count, rows = len(positions), arrays.decode_rows
@@ -94,7 +98,7 @@ class FixedInputs:
                 self._places[: places.size] = places.ravel()
 
     def first(
-        self, rows: int, longest: int, chunk: Chunk | None
+        self, rows: int, longest: int, chunk: PromptChunk | None
     ) -> tuple[torch.Tensor, ForwardPass]:
         """The input of the first layer, and what all layers are given, for so many decode rows of
         at most `longest` tokens and a chunk."""

@@ -20,7 +20,7 @@ from asyncinfer.attention import (
 from asyncinfer.kernels.native import Arena, RecordedCalls, Recording
 from asyncinfer.models import Decoder
 from asyncinfer.runner.eager_executor import EagerExecutor
-from asyncinfer.runner.fixed_inputs import MOST_CHUNK, Chunk, FixedInputs
+from asyncinfer.runner.fixed_inputs import MOST_CHUNK, FixedInputs, PromptChunk
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.sampling import SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec
@@ -129,7 +129,7 @@ class ReplayExecutor(EagerExecutor):
         some = FEW_BESIDE_CODE < arrays.counts[-1] <= MOST_CHUNK
         return _Kind(decodes, chunk=True) if long and some else None
 
-    def _chunk_of(self, arrays: StepArrays) -> Chunk | None:
+    def _chunk_of(self, arrays: StepArrays) -> PromptChunk | None:
         """The chunk of a step that has one, if there is a copy of all keys before it."""
         if arrays.decode_rows == len(arrays.seq_lens) or arrays.sequences is None:
             return None
@@ -138,9 +138,9 @@ class ReplayExecutor(EagerExecutor):
         copy = kv.contiguous.kept((arrays.sequences[-1],), start + tokens)
         if copy is None or not copy.holds(kv.num_layers, start):
             return None
-        return Chunk(copy, kv, arrays.decode_rows, start, tokens)
+        return PromptChunk(copy, kv, arrays.decode_rows, start, tokens)
 
-    def _made(self, arrays: StepArrays, chunk: Chunk | None) -> _Recorded | None:
+    def _made(self, arrays: StepArrays, chunk: PromptChunk | None) -> _Recorded | None:
         """A recording of the layers; None where there cannot be one."""
         if self._inputs is None:
             self._inputs = FixedInputs(self.decoder, self._paged, self._spec)
@@ -160,7 +160,7 @@ class ReplayExecutor(EagerExecutor):
             # `CannotRecord`, or an error of a family's own code, which is not to know of this.
             return None
 
-    def _send(self, arrays: StepArrays, chunk: Chunk | None) -> None:
+    def _send(self, arrays: StepArrays, chunk: PromptChunk | None) -> None:
         """Put the inputs of a step where recorded calls read them."""
         assert self._inputs is not None
         places = self.history.places(arrays.token_slots, arrays.positions)
@@ -175,7 +175,7 @@ class ReplayExecutor(EagerExecutor):
             elif kv.contiguous.groups:
                 kv.contiguous.of([], [], kv.block_size)
 
-    def _replay(self, calls: RecordedCalls, arrays: StepArrays, chunk: Chunk | None) -> None:
+    def _replay(self, calls: RecordedCalls, arrays: StepArrays, chunk: PromptChunk | None) -> None:
         self._send(arrays, chunk)
         threads = min(torch.get_num_threads(), self._most_threads)
         began, longest = time.perf_counter(), int(arrays.seq_lens.max())

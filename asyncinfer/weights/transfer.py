@@ -17,6 +17,9 @@ T = TypeVar("T")
 PART_BYTES: Final = 1 << 18
 #: Calls that have not returned.
 _running: Final[set[Transfer]] = set()
+#: The client's own bytes of a part, while there are calls.
+_clients: Final[list[int]] = []
+_lock: Final = threading.Lock()
 
 
 class _GivenUp(BaseException):
@@ -31,15 +34,22 @@ class Transfer:
         self._given_up = threading.Event()
 
     def run(self, call: Callable[[], T]) -> T:
-        """What the client's `call` returns or raises."""
+        """What the client's `call` returns or raises. The client tells of small parts until no call
+        is left."""
         from huggingface_hub import constants
 
-        constants.DOWNLOAD_CHUNK_SIZE = min(constants.DOWNLOAD_CHUNK_SIZE, PART_BYTES)
-        _running.add(self)
+        with _lock:
+            if not _running:
+                _clients[:] = [constants.DOWNLOAD_CHUNK_SIZE]
+                constants.DOWNLOAD_CHUNK_SIZE = min(constants.DOWNLOAD_CHUNK_SIZE, PART_BYTES)
+            _running.add(self)
         try:
             return call()
         finally:
-            _running.discard(self)
+            with _lock:
+                _running.discard(self)
+                if not _running:
+                    (constants.DOWNLOAD_CHUNK_SIZE,) = _clients
 
     def give_up(self) -> None:
         """End the call with the next part of a file, and what it gets from Xet's storage at once,
@@ -50,7 +60,7 @@ class Transfer:
             with suppress(ImportError):
                 from huggingface_hub.utils._xet import abort_xet_session
 
-                abort_xet_session()
+                abort_xet_session()  # type: ignore[no-untyped-call]
 
     def bar(self, *, shown: bool) -> type[Any]:
         """A class of the client's progress bar that counts its updates, and ends a call that was

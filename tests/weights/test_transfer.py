@@ -28,6 +28,8 @@ def test_a_file_tells_of_each_part(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             )
         )
     assert transfer.updates >= 4
+    # The program's own downloads are as they were.
+    assert constants.DOWNLOAD_CHUNK_SIZE == 10 << 20
 
 
 @pytest.fixture
