@@ -30,7 +30,7 @@ MOST = {
     "protocols": 700,
     "quantization": 2_940,
     "remote": 1_773,
-    "runner": 4_812,
+    "runner": 4_816,
     "samplers": 420,
     "sampling": 2_265,
     "scheduler": 3_182,
