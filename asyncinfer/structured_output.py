@@ -52,7 +52,9 @@ class AnswerFormat(NamedTuple):
 def check_constraints(given: Mapping[str, Any]) -> dict[str, Any]:
     """Check the options in `CONSTRAINTS` and return those that are set, as `SamplingParams` keeps
     them. Raises `InvalidRequest`."""
-    named = [name for name in CONSTRAINTS if given[name] is not None and given[name] is not False]
+    named = [name for name in CONSTRAINTS if given[name] is not None]
+    if given["json_object"] is False:
+        named.remove("json_object")
     if len(named) > 1:
         raise InvalidRequest(
             named[1], Size(f"beside {named[0]}"), f"one at most of {', '.join(CONSTRAINTS)}"

@@ -3,7 +3,7 @@ document."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,6 +24,7 @@ __all__ = [
     "Field",
     "Fields",
     "check_fields",
+    "check_names",
     "field_list",
     "flag",
     "options_of",
@@ -208,6 +209,15 @@ def check_fields(body: Mapping[str, Any], fields: Fields) -> None:
         name = next(name for name in body if name not in fields.names)
         bound = f"is no field of this request{suggestion(name, [each.name for each in fields])}"
         raise FieldError(name[:MOST_SHOWN], body[name], bound)
+
+
+def check_names(field: str, value: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise `InvalidRequest` for a name within an object of a body that is none of `names`: it
+    would be without effect."""
+    for name, given in value.items():
+        if name not in names and given is not None:
+            bound = f"is none of its fields, {', '.join(names)}{suggestion(name, names)}"
+            raise InvalidRequest(f"{field}.{name[:MOST_SHOWN]}", given, bound)
 
 
 def options_of(body: Mapping[str, Any], fields: Fields) -> dict[str, Any]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from asyncinfer.checks import check_string
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.body import NoNumber, parsed
+from asyncinfer.server.fields import check_names
 from asyncinfer.text.messages import unread
 
 __all__ = ["call_arguments", "chat_messages", "prediction_text", "response_format", "text_part"]
+
+#: Fields of `response_format`. Chats have all but the first two below the second.
+_FORMAT: Final = ("type", "json_schema", "schema", "name", "description", "strict")
 
 
 def chat_messages(messages: Any) -> list[dict[str, Any]]:
@@ -97,16 +101,22 @@ def prediction_text(value: Any) -> str:
 def response_format(value: Any) -> dict[str, Any]:
     """The engine's options for OpenAI's `response_format`. Raises `InvalidRequest`."""
     kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind == "text":
-        return {}
-    if kind == "json_object":
-        return {"json_object": True}
-    if kind != "json_schema":
+    if kind not in ("text", "json_object", "json_schema"):
         bound = "must have type 'text', 'json_object' or 'json_schema'"
         raise InvalidRequest("response_format", value, bound)
+    check_names("response_format", value, _FORMAT)
+    if kind != "json_schema":
+        for name in ("schema", "json_schema"):
+            if value.get(name) is not None:
+                bound = f"needs type 'json_schema': 'type' is {kind!r}"
+                raise InvalidRequest(f"response_format.{name}", value[name], bound)
+        return {"json_object": True} if kind == "json_object" else {}
     # The Responses protocol has the schema beside the type.
     holder = value.get("json_schema", value)
-    schema = holder.get("schema") if isinstance(holder, Mapping) else None
+    schema = None
+    if isinstance(holder, Mapping):
+        check_names("response_format.json_schema", holder, _FORMAT)
+        schema = holder.get("schema")
     if not isinstance(schema, Mapping):
         raise InvalidRequest("response_format.json_schema.schema", schema, "must be an object")
     return {"json_schema": dict(schema)}

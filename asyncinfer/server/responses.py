@@ -9,13 +9,12 @@ from typing import Any, Final
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.call import Call
 from asyncinfer.server.errors import FieldError
-from asyncinfer.server.fields import MOST_SHOWN, RESPONSES, check_fields, flag, options_of
+from asyncinfer.server.fields import RESPONSES, check_fields, check_names, flag, options_of
 from asyncinfer.server.models import Models
 from asyncinfer.server.prompts import response_format
 from asyncinfer.server.response_answer import ResponseAnswer
 from asyncinfer.server.response_input import response_chat
 from asyncinfer.server.usage import request_options
-from asyncinfer.suggestions import suggestion
 
 __all__ = ["NAMES", "Responses"]
 
@@ -62,12 +61,7 @@ def _options(body: Mapping[str, Any]) -> dict[str, Any]:
     text = body.get("text", {})
     if not isinstance(text, Mapping):
         raise InvalidRequest("text", text, "must be an object")
-    for name, value in text.items():
-        if name not in _TEXT and value is not None:
-            # A format that is not below `format` would be without effect.
-            near = suggestion(name, _TEXT)
-            bound = f"is no field of text, which has {' and '.join(_TEXT)}{near}"
-            raise FieldError(f"text.{name[:MOST_SHOWN]}", value, bound)
+    check_names("text", text, _TEXT)
     if text.get("format") is not None:
         options |= response_format(text["format"])
     include = body.get("include", [])

@@ -60,4 +60,6 @@ class Traffic:
 
 
 def _escaped(text: str) -> str:
+    # The name of a folder or a file may have lone surrogates.
+    text = text.encode(errors="backslashreplace").decode()
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -10,6 +10,7 @@ from typing import Any, Final
 from asyncinfer.chunk import Choice, Chunk, ToolCall, ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.call import Call, json_bytes
+from asyncinfer.server.fields import check_names
 from asyncinfer.server.models import Model
 
 __all__ = [
@@ -29,6 +30,9 @@ __all__ = [
 #: Tokens of a chunk, where an answer is read for the order of its parts: a call has more of them,
 #: so that no chunk has text on both sides of one.
 WHOLE_INTERVAL: Final = 8
+#: Fields of `stream_options`. The second asks for padding against eavesdroppers to be left out, and
+#: there is none.
+_STREAM_OPTIONS: Final = ("include_usage", "include_obfuscation")
 
 
 class LastCall:
@@ -125,6 +129,7 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
     options = body.get("stream_options", {})
     if not isinstance(options, dict):
         raise InvalidRequest("stream_options", options, "must be an object")
+    check_names("stream_options", options, _STREAM_OPTIONS)
     wanted = options.get("include_usage") or False
     if not isinstance(wanted, bool):
         raise InvalidRequest("stream_options.include_usage", wanted, "must be true or false")

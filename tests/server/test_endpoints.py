@@ -78,7 +78,27 @@ async def engine(gate: StepGate) -> AsyncIterator[Engine]:
         ("/v1/responses", {"input": "x", "logprobs": True}, "logprobs", "is no field"),
         ("/v1/embeddings", {"input": "x", "texts": "x"}, "texts", "is no field"),
         (CHATS, {"messages": CHAT, "stream_options": 1}, "stream_options", "object"),
+        (
+            CHATS,
+            {"messages": CHAT, "stream_options": {"includ_usage": True}},
+            "stream_options.includ_usage",
+            "did you mean include_usage",
+        ),
+        (CHATS, {"messages": CHAT, "regex": False}, "regex", "must be"),
+        (CHATS, {"messages": CHAT, "choice": False}, "choice", "must be"),
         (CHATS, {"messages": CHAT, "response_format": {"type": "xml"}}, "response_format", "type"),
+        (
+            CHATS,
+            {"messages": CHAT, "response_format": {"type": "json_object", "schema": SCHEMA}},
+            "response_format.schema",
+            "needs type 'json_schema'",
+        ),
+        (
+            "/v1/responses",
+            {"input": "x", "text": {"format": {"type": "text", "json_shema": SCHEMA}}},
+            "text.format.json_shema",
+            "did you mean json_schema",
+        ),
         (CHATS, {"messages": CHAT, **WRONG}, "response_format/properties/a", "type: xml"),
         (CHATS, {"messages": [*CHAT, CHAT[1] | LONG]}, LONG_PLACE, "lone surrogate"),
         (COMPLETIONS, {"prompt": [{}]}, "prompt[0]", "string"),
@@ -351,6 +371,12 @@ async def test_a_client_that_leaves_within_its_body(engine: Engine) -> None:
     assert (answer.status, answer.body) == (499, b"")
     metrics = (await ask(app, "/metrics")).body.decode()
     assert f'asyncinfer_http_requests_total{{path="{CHATS}",status="499"}} 1' in metrics
+
+
+async def test_metrics_of_a_name_that_is_no_valid_text(engine: Engine) -> None:
+    """As a folder's name in another encoding is."""
+    metrics = (await ask(create_app({"caf\udce9": engine}), "/metrics")).body.decode()
+    assert r'asyncinfer_running{model="caf\\udce9"} 0' in metrics
 
 
 async def test_middleware_has_an_answer_when_a_client_leaves(
