@@ -16,6 +16,7 @@ import anyio
 import click
 from anyio.abc import TaskGroup
 
+from asyncinfer.cli.connections import IDLE_SECONDS, allow_connections, close_silent
 from asyncinfer.cli.engine import open_engine
 from asyncinfer.cli.finite import FiniteRange
 from asyncinfer.cli.model import with_model
@@ -114,6 +115,7 @@ def serve(
     local = host in ("localhost", "127.0.0.1", "::1")
     if not local and not keys:
         click.echo(f"Whoever reaches {host} may use the model: see --api-key.", err=True)
+    allow_connections()
     with _listen(host, port) as listening:
         options = {
             "keys": known,
@@ -190,6 +192,7 @@ async def _serve(
             log_level="warning",
             access_log=False,
             server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=ceil(drain_timeout) + 2 * _TELLING,
         )
         server = Server(config)
@@ -200,6 +203,7 @@ async def _serve(
         async with anyio.create_task_group() as tasks:
             ending = partial(_drain, opened, drain_timeout), partial(_cut, server, drain_timeout)
             tasks.start_soon(_stop_on_signal, server, tasks, ending)
+            tasks.start_soon(close_silent, server, IDLE_SECONDS)
             await server.serve(sockets=[listening])
             tasks.cancel_scope.cancel()
 
