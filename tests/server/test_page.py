@@ -97,16 +97,23 @@ TOOLS = [
 ]
 
 
+#: Conversations that were answered by a text alone.
+asked: list[list[dict[str, str]]] = []
+
+
 def answers(messages: list[dict[str, str]]) -> Said | str:
     last = messages[-1]
     if last["role"] == "tool":
         told = [each["content"] for each in messages if each["role"] == "tool"]
         return f"It is {' and '.join(told)}."
-    if "fail" in last["content"]:
+    if last["content"].endswith("fail"):
         return Said("It began", error=RuntimeError("secret"))
     if "weather" in last["content"]:
         calls = [("weather", {"city": city}) for city in ("Rome", "Oslo")]
         return Said("Let me look.", reasoning="I need the tool.", tool_calls=calls)
+    asked.append(messages)
+    if "Fences" in last["content"]:
+        return "See\n````md\n```\ninner\n```\n````\nand\n  ```\n  second\n  ```"
     return "Hello."
 
 
@@ -168,6 +175,41 @@ async def test_reasoning_and_calls_in_a_browser(tmp_path: Path) -> None:
             await tab.run(f"[...{LAST}.querySelectorAll('.acts button')].at(-1).click()")
             await tab.until(f"{LAST}?.querySelector('.error')")
             assert await tab.run("document.querySelectorAll('.turn').length") == count
+
+            # A question after one that has no answer goes with it.
+            await tools("")
+            await tab.say("Hello")
+            await tab.until(f"{said} === 'Hello.'")
+            assert asked[-1][-1]["content"] == "Now fail\n\nHello"
+            assert await tab.run("document.getElementById('told').textContent") == "Hello."
+
+            # What the page calls odd the server judges, and the focus stays where one reads.
+            await tab.run(
+                "document.getElementById('temperature').value = '0.75';"
+                f"[...{LAST}.querySelectorAll('.acts button')].at(-1).focus()"
+            )
+            await tab.press("Enter")
+            await tab.until(f"document.activeElement.id === 'log' && {BUTTON} === 'Send'")
+            await tab.say("Fences")
+            await tab.until(f"{LAST}?.querySelectorAll('pre').length === 2")
+            code = await tab.run(
+                f"[...{LAST}.querySelectorAll('pre')].map((each) => each.textContent)"
+            )
+            assert code == ["```\ninner\n```", "  second"]
+
+            # Another tab keeps a conversation and deletes another: this one loses none.
+            await tab.run(
+                "localStorage['asyncinfer.conversations'] = JSON.stringify(["
+                "{id: 'theirs', title: 'Theirs', turns: [{role: 'user', content: 'Hi'}]},"
+                " ...JSON.parse(localStorage['asyncinfer.conversations'])]);"
+                "dispatchEvent(new StorageEvent('storage', {key: 'asyncinfer.conversations'}))"
+            )
+            await tab.say("Fences again")
+            await tab.until(f"{LAST}?.querySelectorAll('pre').length === 2 && {BUTTON} === 'Send'")
+            kept = "JSON.parse(localStorage['asyncinfer.conversations'])"
+            titles = await tab.run(f"{kept}.map((each) => each.title)")
+            assert titles == ["Theirs", "The weather?"]
+            assert (await tab.run(f"{kept}[1].turns.at(-2).content")) == "Fences again"
 
             # On a narrow screen nothing is wider than it.
             narrow = {"width": 360, "height": 700, "deviceScaleFactor": 1, "mobile": True}
