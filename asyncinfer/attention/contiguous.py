@@ -70,7 +70,8 @@ class ContiguousKV:
         return self._layers[layer]
 
     def added(self, end: int) -> None:
-        """The copies of one sequence have been added to by their callers, up to this token."""
+        """The caller has written the tokens of a sequence up to this one, from one on that `holds`
+        said is there."""
         self._held = {layer: [end] for layer in self._held}
 
     def gathered(
@@ -143,6 +144,7 @@ class ContiguousKVPool:
             growing: how many groups, the last ones, grow by many tokens in each pass.
         """
         if not self._most:
+            self._copies, self._spare, self.groups = {}, None, set()
             return [None] * len(groups)
         kept = {group: self._copies[group] for group in groups if group in self._copies}
         for group, length in zip(groups, lengths, strict=True):

@@ -75,11 +75,18 @@ class FixedChunk:
     address, and attend to that copy."""
 
     def __init__(
-        self, kv: KVCache, scale: float, copy: ContiguousKV, start: int, places: torch.Tensor
+        self,
+        kv: KVCache,
+        scale: float,
+        copy: ContiguousKV,
+        start: int,
+        places: torch.Tensor,
+        order: torch.Tensor,
     ) -> None:
         """`start`: the position of the chunk's first token; `places`: int64 `[tokens * kv_heads]`,
-        where each token's heads go in a layer's keys, and in its values, seen as `[any, head_dim]`;
-        see `kv_write`."""
+        where each token's heads go in a layer's keys, and in its values, seen as `[any, head_dim]`,
+        see `kv_write`; `order`: int64 `0 .. heads of the rows before the chunk`."""
+        self.order: Final = order
         self._kv = kv
         self._scale = scale
         self._copy = copy
@@ -115,11 +122,10 @@ class FixedRows:
         slots: tuple[torch.Tensor, torch.Tensor],
         longest: int,
         chunk: FixedChunk | None = None,
-        order: torch.Tensor | None = None,
     ) -> None:
         """`tables` int32 `[rows, blocks]`; `lengths` int32 `[rows]`, at most `longest`; `slots`:
         int64 `[tokens * kv_heads]` for keys and for values, see `kv_write`. `chunk` takes the
-        tokens after the rows'; `order`: int64 `0 .. rows * heads`, needed with a chunk."""
+        tokens after the rows'."""
         self._kv = kv
         self._scale = scale
         self._tables = tables
@@ -127,7 +133,6 @@ class FixedRows:
         self._slots = slots
         self._longest = longest
         self._chunk = chunk
-        self._order = order
 
     def __call__(
         self,
@@ -142,13 +147,13 @@ class FixedRows:
         pairs = zip((k, v), self._slots, strict=True)
         if variant is not None or not all(kv_write(pages, new, slots) for new, slots in pairs):
             raise CannotRecord(f"attention of layer {layer}")
-        if self._chunk is None or self._order is None:
+        if self._chunk is None:
             return self._attend(layer, q)
         rows, heads, head_dim = len(self._lengths), *q.shape[1:]
         out = empty(len(q), heads * head_dim, dtype=q.dtype)
         if rows:
             attended = self._attend(layer, q[:rows]).view(rows, heads, head_dim)
-            if not kv_write(out, attended, self._order):
+            if not kv_write(out, attended, self._chunk.order):
                 raise CannotRecord(f"results of rows in layer {layer}")
         self._chunk(layer, q[rows:], k[rows:], v[rows:], out[rows:])
         return out

@@ -66,7 +66,8 @@ class FixedInputs:
         self._tables = [np.zeros((rows, spec.table_width), np.int32) for _ in paged]
         self._slots = [np.zeros((2, most * kv.storage.shape[3]), np.int64) for _, kv in paged]
         #: Where a chunk's tokens go in its copy, and the heads of rows in the results.
-        self._places = np.zeros(MOST_CHUNK * config.num_kv_heads, np.int64)
+        heads = max((kv.storage.shape[3] for _, kv in paged), default=0)
+        self._places = np.zeros(MOST_CHUNK * heads, np.int64)
         self._order = torch.arange(rows * config.num_heads)
 
     def send(
@@ -92,10 +93,10 @@ class FixedInputs:
             begun = _begun_blocks(kv.block_size, arrays, mapping)
             if len(begun):
                 kv.clear(torch.from_numpy(begun))
-            if chunk is not None:
-                heads = np.arange(0, kv.storage.shape[3] * chunk.copy.capacity, chunk.copy.capacity)
-                places = arrays.positions[rows:, None] + heads
-                self._places[: places.size] = places.ravel()
+        if chunk is not None:
+            capacity, kv_heads = chunk.copy.capacity, chunk.cache.storage.shape[3]
+            places = arrays.positions[rows:, None] + np.arange(0, kv_heads * capacity, capacity)
+            self._places[: places.size] = places.ravel()
 
     def first(
         self, rows: int, longest: int, chunk: PromptChunk | None
@@ -114,11 +115,9 @@ class FixedInputs:
             fixed_chunk = None
             if chunk is not None:
                 places = torch.from_numpy(self._places[: chunk.tokens * heads])
-                fixed_chunk = FixedChunk(kv, scale, chunk.copy, chunk.start, places)
-            order = self._order[: rows * self._decoder.config.num_heads]
-            fixed = FixedRows(
-                kv, scale, given, lengths, (keys, values), longest, fixed_chunk, order
-            )
+                order = self._order[: rows * self._decoder.config.num_heads]
+                fixed_chunk = FixedChunk(kv, scale, chunk.copy, chunk.start, places, order)
+            fixed = FixedRows(kv, scale, given, lengths, (keys, values), longest, fixed_chunk)
             attends |= dict.fromkeys(kv.layers, fixed)
         angles = [(cos[:count], sin[:count]) for cos, sin in self._angles]
         return self._embedded[:count], ForwardPass(angles, attends)

@@ -27,7 +27,7 @@ from asyncinfer.scheduler import RunnerSpec
 
 __all__ = ["ReplayExecutor"]
 
-#: The number of the step of a kind that is recorded. The next one takes as long as two.
+#: The number of the step of a kind that is recorded. The next one of the kind is computed twice.
 _STEPS: Final = 4
 #: Seconds of a replay above which the next one is made layer by layer, since a program may end
 #: between two layers.
@@ -47,7 +47,8 @@ class _Recorded(NamedTuple):
     calls: RecordedCalls
     #: The hidden states that the calls leave, with room for those of the longest chunk.
     hidden: torch.Tensor
-    #: Tokens of a step that may be replayed.
+    #: Tokens of the recorded step, and the most of one that may be replayed.
+    tokens: int
     most_tokens: float
 
 
@@ -80,37 +81,49 @@ class ReplayExecutor(EagerExecutor):
         self._inputs: FixedInputs | None = None
         #: None where there cannot be one.
         self._recorded: dict[_Kind, _Recorded | None] = {}
-        #: Kinds whose recording gave the bits of the layers.
-        self._trusted: set[_Kind] = set()
+        #: Kinds whose recording gave the bits of the layers, in a step of as many tokens as the
+        #: recorded one, or of others.
+        self._trusted: set[tuple[_Kind, bool]] = set()
+        #: Kinds of which a step was recorded or could not be -> the most tokens of another attempt.
+        self._limits: dict[_Kind, int] = {}
         #: Steps that could have been recorded.
         self._steps = Counter[_Kind]()
         self._seconds = 0.0
 
     def forward(self, arrays: StepArrays) -> torch.Tensor:
-        kind = self._kind_of(arrays)
-        chunk = self._chunk_of(arrays) if kind and kind.chunk else None
-        if kind is None or (kind.chunk and chunk is None):
+        kind, chunk = self._kind_of(arrays), None
+        if kind is not None and kind.chunk:
+            chunk = self._chunk_of(arrays)
+            kind = kind if chunk is not None else None
+        if kind is None:
             return super().forward(arrays)
         recorded, tokens = self._recorded.get(kind), len(arrays.positions)
         if recorded is not None and tokens <= recorded.most_tokens:
             self._replay(recorded.calls, arrays, chunk)
-            hidden = recorded.hidden[:tokens]
-            return hidden if kind in self._trusted else self._compared(kind, arrays, hidden)
-        if kind not in self._recorded:
+            hidden, same = recorded.hidden[:tokens], tokens == recorded.tokens
+            if (kind, same) in self._trusted:
+                return hidden
+            return self._compared(kind, same, arrays, hidden)
+        if tokens <= self._limits.get(kind, tokens):
             self._steps[kind] += 1
             # In a chunk of as many tokens as rows, a call's count would not tell which it counts.
             if self._steps[kind] >= _STEPS and (chunk is None or chunk.tokens != chunk.rows):
-                self._recorded[kind] = self._made(arrays, chunk)
+                self._recorded[kind] = made = self._made(arrays, chunk)
+                # A product of fewer rows may have native code. The limit bounds the attempts.
+                self._limits[kind] = tokens // 2 if chunk is not None and made is None else 0
         return super().forward(arrays)
 
-    def _compared(self, kind: _Kind, arrays: StepArrays, found: torch.Tensor) -> torch.Tensor:
+    def _compared(
+        self, kind: _Kind, same: bool, arrays: StepArrays, found: torch.Tensor
+    ) -> torch.Tensor:
         """What the layers give for a step that was replayed. The recording is used from now on if
-        it gave the same bits, and otherwise never again."""
+        it gave the same bits, and otherwise never again. `same`: the step has as many tokens as the
+        recorded one; the first step that has not is compared as well."""
         found = found.clone()
         hidden = super().forward(arrays)
         bits = torch.int32 if hidden.dtype is torch.float32 else torch.int16
         if torch.equal(found.view(bits), hidden.contiguous().view(bits)):
-            self._trusted.add(kind)
+            self._trusted.add((kind, same))
         else:
             self._recorded[kind] = None
         return hidden
@@ -122,7 +135,7 @@ class ReplayExecutor(EagerExecutor):
             return None
         if decodes == rows:
             return _Kind(rows)
-        if decodes < rows - 1 or len(self._paged) > 1 or arrays.sequences is None:
+        if decodes < rows - 1 or len(self._paged) > 1:
             return None
         # Shorter ones are computed as rows that decode.
         long = arrays.starts[-1] and int(arrays.seq_lens[-1]) >= SHORT
@@ -131,7 +144,7 @@ class ReplayExecutor(EagerExecutor):
 
     def _chunk_of(self, arrays: StepArrays) -> PromptChunk | None:
         """The chunk of a step that has one, if there is a copy of all keys before it."""
-        if arrays.decode_rows == len(arrays.seq_lens) or arrays.sequences is None:
+        if arrays.sequences is None:
             return None
         ((_, kv),) = self._paged
         start, tokens = arrays.starts[-1], arrays.counts[-1]
@@ -155,7 +168,7 @@ class ReplayExecutor(EagerExecutor):
                     recording.end_layer()
             calls, most = recording.made(), rows + MOST_CHUNK if chunk else rows
             hidden = x.as_strided((most, x.shape[1]), x.stride())
-            return _Recorded(calls, hidden, min(most, calls.most_rows))
+            return _Recorded(calls, hidden, len(x), min(most, calls.most_rows))
         except Exception:
             # `CannotRecord`, or an error of a family's own code, which is not to know of this.
             return None
@@ -169,7 +182,7 @@ class ReplayExecutor(EagerExecutor):
         self._inputs.send(arrays, tokens, positions, chunk)
         for _, kv in self._paged:
             if chunk is not None and arrays.sequences is not None:
-                # All others lack this step's tokens, or are of no row.
+                # Copies of other sequences are dropped, since this step adds nothing to them.
                 end = chunk.start + chunk.tokens
                 kv.contiguous.of([(arrays.sequences[-1],)], [end], kv.block_size, growing=1)
             elif kv.contiguous.groups:

@@ -320,6 +320,23 @@ def test_memory_that_is_not_there_is_not_asked_for_again(monkeypatch: pytest.Mon
     assert asked == 1
 
 
+def test_copies_are_dropped_where_no_memory_was_left_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody adds to them any more."""
+    pool = ContiguousKVPool(1 << 20, TOKEN, torch.float32)
+    assert filled(pool, [(0,)], 10) != [None]
+
+    def fails(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", fails)
+        assert filled(pool, [(0,), (1,)], 10)[1] is None
+    assert pool.of([], [], 4) == []
+    assert pool.kept((0,), 10) is None
+
+
 def test_a_format_that_rounds_is_read_from_its_pages(gathers: list[int]) -> None:
     sequences = Sequences(Shape(), [40], contiguous=True, format=kv_format("int8"))
     sequences.step([(0, (0, 10))])

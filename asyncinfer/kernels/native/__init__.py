@@ -1,6 +1,6 @@
 """CPU operators that LLVM compiles for this machine's processor. `llvmlite` contains LLVM, so no
 compiler has to be installed; without `llvmlite`, torch's operators are used. Each kernel is
-compared with torch before it is used. A decode step can be recorded if it calls `NativeFunction`s
+compared with torch before it is used. A step can be recorded if its layers call `NativeFunction`s
 alone, which write to tensors of `calls.empty`."""
 
 from asyncinfer.kernels.native.arena import Arena

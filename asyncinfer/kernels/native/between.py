@@ -20,6 +20,7 @@ from asyncinfer.kernels.native.calls import (
     NativeFunction,
     empty,
     float_bits,
+    room_rows,
     room_threads,
 )
 from asyncinfer.kernels.native.host import Host, compiled, host
@@ -64,9 +65,9 @@ class BetweenKernels:
         text = functools.partial(between_code, name, target.lanes, rounds=target.rounds)
         symbols = {"GOMP_parallel": region}
         addresses = compiled(f"between {name}", text, target, NAMES, symbols)
-        threads, rows = HEAD.index("threads"), HEAD.index("rows")
+        threads, rows, turn = (HEAD.index(name) for name in ("threads", "rows", "turn"))
         self._calls = {
-            name: NativeFunction(address, len(HEAD) + _ARGUMENTS[name], threads, rows)
+            name: NativeFunction(address, len(HEAD) + _ARGUMENTS[name], threads, rows, turn)
             for name, address in zip(NAMES, addresses, strict=True)
         }
 
@@ -158,7 +159,8 @@ class BetweenKernels:
 
     def _call(self, name: str, rows: int, size: int, *arguments: int) -> None:
         """Call the function for rows of `size` numbers, on torch's threads where these pay."""
-        shared = rows > 1 and rows * size > _ALONE
+        most = room_rows(rows)
+        shared = most > 1 and most * size > _ALONE
         threads = torch.get_num_threads() if shared else 1
         turn = -(-rows // (room_threads(threads) * _TURNS)) if shared else rows
         above = ALWAYS if shared else NEVER

@@ -1,8 +1,8 @@
 """Calls of native functions, which a `Recording` repeats without Python's part of them.
 
 Python takes longer to make the calls of a decode step than a small model's numbers take. Their
-arguments are addresses and sizes, and the same in each step of as many rows where the tensors stay
-where they are.
+arguments are addresses and sizes. They are the same in each step of as many rows where the tensors
+stay where they are, but for those that depend on a chunk of a prompt (`ChunkKV`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ from asyncinfer.kernels.native.arena import Arena
 from asyncinfer.kernels.native.host import host
 from asyncinfer.kernels.native.recorded_calls import ChunkKV, RecordedCall, RecordedCalls
 
-__all__ = ["ALWAYS", "NEVER", "NativeFunction", "Recording", "empty", "float_bits", "room_threads"]
+__all__ = [
+    "ALWAYS",
+    "NEVER",
+    "NativeFunction",
+    "Recording",
+    "empty",
+    "float_bits",
+    "is_recording",
+    "room_rows",
+    "room_threads",
+]
 
 #: Lengths of the longest row above which a call takes all threads.
 ALWAYS: Final = -1.0
@@ -35,16 +45,22 @@ class NativeFunction:
     """A native function whose one argument is the address of a task: a field of 64 bits for each
     address and number."""
 
-    __slots__ = ("_address", "_call", "_rows", "_task", "_threads")
+    __slots__ = ("_address", "_call", "_rows", "_task", "_threads", "_turn")
 
     def __init__(
-        self, address: int, fields: int, threads: int | None = None, rows: int | None = None
+        self,
+        address: int,
+        fields: int,
+        threads: int | None = None,
+        rows: int | None = None,
+        turn: int | None = None,
     ) -> None:
-        """`fields`: how many a task has; `threads`: which of them says how many threads the call
-        takes, None for one thread; `rows`: which of them counts rows, each of which is computed by
-        itself, None where the function cannot be called for fewer than it was recorded with."""
+        """`fields`: how many a task has; `threads`: the number of the field that says how many
+        threads the call takes, None for one thread; `rows`: that of the field that counts rows,
+        each of which is computed by itself, None where a recording must be of all rows; `turn`:
+        that of the field of the rows that a thread takes at a time, if there is one."""
         self._address = address
-        self._rows = rows
+        self._rows, self._turn = rows, turn
         self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         self._task = ctypes.c_int64 * fields
         self._threads = threads
@@ -63,7 +79,7 @@ class NativeFunction:
         if recording is not None:
             recording.add(
                 RecordedCall(
-                    *(self._address, fields, self._threads, self._rows),
+                    *(self._address, fields, self._threads, self._rows, self._turn),
                     *(shared_above, most_rows, of_chunk or {}),
                 )
             )
@@ -84,6 +100,17 @@ def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     if recording is not None:
         return recording.empty(shape, dtype or torch.float32)
     return torch.empty(shape, dtype=dtype or torch.float32)
+
+
+def is_recording() -> bool:
+    """Whether calls are recorded, and not made."""
+    return _own.recording is not None
+
+
+def room_rows(rows: int) -> int:
+    """For how many rows a call for `rows` may be made. A recording may be replayed for more."""
+    recording = _own.recording
+    return rows if recording is None else recording.room_rows(rows)
 
 
 def room_threads(threads: int) -> int:
@@ -138,18 +165,17 @@ class Recording:
         self._calls.append(call)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """The first rows of a tensor that has room for those of the longest chunk."""
+        """A tensor; of one of rows the first ones, with room for those of the longest chunk."""
         count, *others = shape
-        return self._arena.take((self._most_rows(count), *others), dtype)[:count]
+        rows = self.room_rows(count) if others else count
+        return self._arena.take((rows, *others), dtype)[:count]
 
-    def _most_rows(self, count: int) -> int:
+    def room_rows(self, count: int) -> int:
+        """The rows that a call for `count` rows may have in a replay."""
         chunk = self._chunk
-        if chunk is None:
+        if chunk is None or count % (chunk.rows + chunk.tokens):
             return count
-        times, rest = divmod(count, chunk.rows + chunk.tokens)
-        if not rest:
-            return times * (chunk.rows + self._most_tokens)
-        return self._most_tokens if count == chunk.tokens else count
+        return count // (chunk.rows + chunk.tokens) * (chunk.rows + self._most_tokens)
 
     def made(self) -> RecordedCalls:
         """What was recorded. Raises `CannotRecord` where this processor has no native code."""

@@ -17,6 +17,7 @@ from asyncinfer.kernels.native.calls import (
     NativeFunction,
     empty,
     float_bits,
+    is_recording,
     room_threads,
 )
 from asyncinfer.kernels.native.host import Host, compiled, host
@@ -78,7 +79,7 @@ class PackedKernel:
             shared, choice = self._threads and outputs * inputs * count > _SHARED, None
             threads = torch.get_num_threads() if shared else 1
             began = time.perf_counter()
-            if threads > 1:
+            if threads > 1 and not is_recording():
                 choice = self._choices.of(outputs, inputs, count)
                 threads = threads if choice.shares(began) else 1
             scratch, most = None, room_threads(threads)

@@ -67,8 +67,14 @@ class PrefillKernel:
         shared_above = _SHARED / (tokens * kv_heads)
         threads = torch.get_num_threads() if keys > shared_above else 1
         scratch = empty(room_threads(threads) * self._scratch)
-        tile = _tile(tokens, TILE // self._group, kv_heads, threads)
-        tiles = -(-tokens // tile)
+        most = TILE // self._group
+
+        def tile_of(tokens: int) -> int:
+            return _tile(tokens, most, kv_heads, threads)
+
+        def tiles_of(tokens: int) -> int:
+            return -(-tokens // tile_of(tokens))
+
         self._attend(
             q.data_ptr(),
             k.data_ptr(),
@@ -77,9 +83,9 @@ class PrefillKernel:
             scratch.data_ptr(),
             tokens,
             start,
-            tile,
-            tiles,
-            tiles * kv_heads,
+            tile_of(tokens),
+            tiles_of(tokens),
+            tiles_of(tokens) * kv_heads,
             *(size * each.stride(0) for each in (q, out, k)),
             size * k.stride(1),
             size * values.stride(0),
@@ -89,8 +95,9 @@ class PrefillKernel:
             shared_above=shared_above,
             of_chunk={
                 FIELDS.index("start"): lambda chunk: chunk.start,
-                FIELDS.index("tiles"): lambda chunk: -(-chunk.tokens // tile),
-                FIELDS.index("items"): lambda chunk: -(-chunk.tokens // tile) * kv_heads,
+                FIELDS.index("tile"): lambda chunk: tile_of(chunk.tokens),
+                FIELDS.index("tiles"): lambda chunk: tiles_of(chunk.tokens),
+                FIELDS.index("items"): lambda chunk: tiles_of(chunk.tokens) * kv_heads,
                 FIELDS.index("keys_stride"): lambda chunk: chunk.head_bytes,
                 FIELDS.index("values_stride"): lambda chunk: chunk.head_bytes,
             },

@@ -69,6 +69,7 @@ class RecordedCall:
     fields: Sequence[int]
     threads: int | None
     rows: int | None
+    turn: int | None
     shared_above: float
     most_rows: float
     of_chunk: Mapping[int, Callable[[ChunkKV], int]]
@@ -148,25 +149,29 @@ class _ChunkFields:
     ) -> None:
         """`starts`: each call's first field. Raises `CannotRecord` where a call is not of rows that
         can be counted."""
-        self._others = [
-            (start + field, value)
-            for start, call in zip(starts.tolist(), calls, strict=False)
-            for field, value in call.of_chunk.items()
-        ]
-        #: Fields that count all rows, how often each row counts, and fields that count the chunk's.
-        self._all, self._times, self._tokens = [], [], []
+        counted, turns = [], []
+        #: The fields that a call says how to compute.
+        self._others: list[tuple[int, Callable[[ChunkKV], int]]] = []
         every = chunk.rows + chunk.tokens
         for start, call in zip(starts.tolist(), calls, strict=False):
             if call.rows is None:
                 raise CannotRecord("a call that is not of rows")
             count = call.fields[call.rows]
-            if count % every == 0:
-                self._all.append(start + call.rows)
-                self._times.append(count // every)
-            elif count == chunk.tokens:
-                self._tokens.append(start + call.rows)
-            elif count != chunk.rows:
+            if count == chunk.rows:
+                continue
+            if count % every and count != chunk.tokens:
                 raise CannotRecord(f"a call for {count} of {every} rows")
+            times = (0, 1) if count % every else (count // every, 0)
+            counted.append((start + call.rows, *times))
+            if call.turn is not None:
+                turns.append((start + call.turn, len(counted) - 1, call.fields[call.turn] / count))
+            self._others += [(start + field, value) for field, value in call.of_chunk.items()]
+        #: Fields that count rows: how often they count all of a step's, and the chunk's.
+        self._rows, *self._times = np.array(counted, np.int64).reshape(-1, 3).T
+        #: Fields of rows at a time, which of the counts they belong to, and their share of it.
+        self._turns = np.array([place for place, *_ in turns], np.int64)
+        self._turn_rows = np.array([number for _, number, _ in turns], np.int64)
+        self._shares = np.array([share for *_, share in turns])
         #: Fields that are addresses of keys or values, and how many heads are before each.
         offsets = fields - chunk.address
         (self._inside,) = np.nonzero((offsets >= 0) & (offsets < chunk.nbytes))
@@ -178,8 +183,10 @@ class _ChunkFields:
         """Write the fields for `chunk`."""
         for place, value in self._others:
             work[place] = value(chunk)
-        work[self._all] = np.array(self._times, np.int64) * (chunk.rows + chunk.tokens)
-        work[self._tokens] = chunk.tokens
+        of_all, of_chunk = self._times
+        rows = of_all * (chunk.rows + chunk.tokens) + of_chunk * chunk.tokens
+        work[self._rows] = rows
+        work[self._turns] = np.ceil(rows[self._turn_rows] * self._shares)
         work[self._inside] = chunk.address + self._heads * chunk.head_bytes
 
 
