@@ -36,7 +36,7 @@ MOST = {
     "scheduler": 3_182,
     "server": 3_615,
     "speculation": 1_052,
-    "telemetry": 601,
+    "telemetry": 603,
     "testing": 9_962,
     "text": 3_589,
     "tools": 2_976,

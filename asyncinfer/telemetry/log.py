@@ -60,10 +60,12 @@ def plugin_reporter(group: str, faults: list[str] | None = None) -> Callable[[Ex
 
 
 def _log(level: int, event: str, fields: dict[str, object]) -> None:
+    own = {**fields, "event": event}
     data: dict[str, object] = {"event": event}
     structlog = sys.modules.get("structlog.contextvars")
     if structlog is not None:
-        data |= structlog.get_contextvars()
-    data |= {**fields, "event": event}
+        variables = structlog.get_contextvars()
+        data |= {name: value for name, value in variables.items() if name not in own}
+    data |= own
     message = " ".join([event, *(f"{name}={data[name]!r}" for name in data if name != "event")])
     _LOGGER.log(level, message, extra={"asyncinfer": data})
