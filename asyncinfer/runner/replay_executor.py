@@ -27,7 +27,7 @@ from asyncinfer.scheduler import RunnerSpec
 
 __all__ = ["ReplayExecutor"]
 
-#: The number of the step of a kind that is recorded. The next one of the kind is computed twice.
+#: The number of the step of a kind that is recorded. A later one is computed twice.
 _STEPS: Final = 4
 #: Seconds of a replay above which the next one is made layer by layer, since a program may end
 #: between two layers.
@@ -58,9 +58,10 @@ class ReplayExecutor(EagerExecutor):
     Python's part of such a step is longer than that of the numbers in a small model, and holds the
     GIL.
 
-    Each kind of steps has a recording of its own. The next step of the kind is computed by both it
-    and the layers. It is used from then on if they gave the same bits; otherwise the layers are
-    called in every step, as they are for all other steps.
+    Each kind of steps has a recording of its own. The next step of the kind, of those with a chunk
+    the next one of another number of tokens, is computed by both it and the layers. It is used from
+    then on if they gave the same bits; otherwise the layers are called in every step, as they are
+    for all other steps.
     """
 
     def __init__(
@@ -81,9 +82,8 @@ class ReplayExecutor(EagerExecutor):
         self._inputs: FixedInputs | None = None
         #: None where there cannot be one.
         self._recorded: dict[_Kind, _Recorded | None] = {}
-        #: Kinds whose recording gave the bits of the layers, in a step of as many tokens as the
-        #: recorded one, or of others.
-        self._trusted: set[tuple[_Kind, bool]] = set()
+        #: Kinds whose recording gave the bits of the layers.
+        self._trusted: set[_Kind] = set()
         #: Kinds of which a step was recorded or could not be -> the most tokens of another attempt.
         self._limits: dict[_Kind, int] = {}
         #: Steps that could have been recorded.
@@ -99,12 +99,13 @@ class ReplayExecutor(EagerExecutor):
             return super().forward(arrays)
         recorded, tokens = self._recorded.get(kind), len(arrays.positions)
         if recorded is not None and tokens <= recorded.most_tokens:
-            self._replay(recorded.calls, arrays, chunk)
-            hidden, same = recorded.hidden[:tokens], tokens == recorded.tokens
-            if (kind, same) in self._trusted:
-                return hidden
-            return self._compared(kind, same, arrays, hidden)
-        if tokens <= self._limits.get(kind, tokens):
+            trusted = kind in self._trusted
+            # A chunk of other tokens than the recorded one shows most.
+            if trusted or chunk is None or tokens != recorded.tokens:
+                self._replay(recorded.calls, arrays, chunk)
+                hidden = recorded.hidden[:tokens]
+                return hidden if trusted else self._compared(kind, arrays, hidden)
+        elif tokens <= self._limits.get(kind, tokens):
             self._steps[kind] += 1
             # In a chunk of as many tokens as rows, a call's count would not tell which it counts.
             if self._steps[kind] >= _STEPS and (chunk is None or chunk.tokens != chunk.rows):
@@ -113,17 +114,14 @@ class ReplayExecutor(EagerExecutor):
                 self._limits[kind] = tokens // 2 if chunk is not None and made is None else 0
         return super().forward(arrays)
 
-    def _compared(
-        self, kind: _Kind, same: bool, arrays: StepArrays, found: torch.Tensor
-    ) -> torch.Tensor:
+    def _compared(self, kind: _Kind, arrays: StepArrays, found: torch.Tensor) -> torch.Tensor:
         """What the layers give for a step that was replayed. The recording is used from now on if
-        it gave the same bits, and otherwise never again. `same`: the step has as many tokens as the
-        recorded one; the first step that has not is compared as well."""
+        it gave the same bits, and otherwise never again."""
         found = found.clone()
         hidden = super().forward(arrays)
         bits = torch.int32 if hidden.dtype is torch.float32 else torch.int16
         if torch.equal(found.view(bits), hidden.contiguous().view(bits)):
-            self._trusted.add((kind, same))
+            self._trusted.add(kind)
         else:
             self._recorded[kind] = None
         return hidden
