@@ -182,7 +182,9 @@ def chunks(hand: Any, sizes: Sequence[int], rows: int, slot: int = 5) -> list[ob
 @needs_chunks
 @pytest.mark.parametrize("rows", [0, 1, 4])
 @pytest.mark.parametrize(
-    "sizes", [[24] * 11 + [17, 24] * 5, [40, 24] * 8, [19] * 7 + [90, 21] + [19] * 7], ids=str
+    "sizes",
+    [[24] * 11 + [17, 24] * 5, [40, 24] * 8, [19] * 7 + [90] + [19] * 5 + [21] + [19] * 6],
+    ids=str,
 )
 def test_a_chunk_beside_rows_gives_the_same_bits(
     rows: int, sizes: list[int], hands: MakeHands, replays: list[int]
