@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable, Mapping
 
 import torch
 
-from asyncinfer.kernels.native.calls import NativeFunction, empty, room_threads
+from asyncinfer.kernels.native.calls import NativeFunction, empty, is_recording, room_threads
 from asyncinfer.kernels.native.host import Host, compiled, host
 from asyncinfer.kernels.native.prefill_code import (
     FIELDS,
@@ -16,6 +17,7 @@ from asyncinfer.kernels.native.prefill_code import (
     scratch_numbers,
 )
 from asyncinfer.kernels.native.prefill_pairs_code import pairs_code, pairs_scratch
+from asyncinfer.kernels.native.recorded_calls import ChunkKV
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = ["PrefillKernel", "is_right", "prefill_kernel"]
@@ -67,14 +69,8 @@ class PrefillKernel:
         shared_above = _SHARED / (tokens * kv_heads)
         threads = torch.get_num_threads() if keys > shared_above else 1
         scratch = empty(room_threads(threads) * self._scratch)
-        most = TILE // self._group
-
-        def tile_of(tokens: int) -> int:
-            return _tile(tokens, most, kv_heads, threads)
-
-        def tiles_of(tokens: int) -> int:
-            return -(-tokens // tile_of(tokens))
-
+        tile = self._tile(tokens, kv_heads, threads)
+        tiles = -(-tokens // tile)
         self._attend(
             q.data_ptr(),
             k.data_ptr(),
@@ -83,9 +79,9 @@ class PrefillKernel:
             scratch.data_ptr(),
             tokens,
             start,
-            tile_of(tokens),
-            tiles_of(tokens),
-            tiles_of(tokens) * kv_heads,
+            tile,
+            tiles,
+            tiles * kv_heads,
             *(size * each.stride(0) for each in (q, out, k)),
             size * k.stride(1),
             size * values.stride(0),
@@ -93,15 +89,36 @@ class PrefillKernel:
             0,
             0,
             shared_above=shared_above,
-            of_chunk={
-                FIELDS.index("start"): lambda chunk: chunk.start,
-                FIELDS.index("tile"): lambda chunk: tile_of(chunk.tokens),
-                FIELDS.index("tiles"): lambda chunk: tiles_of(chunk.tokens),
-                FIELDS.index("items"): lambda chunk: tiles_of(chunk.tokens) * kv_heads,
-                FIELDS.index("keys_stride"): lambda chunk: chunk.head_bytes,
-                FIELDS.index("values_stride"): lambda chunk: chunk.head_bytes,
-            },
+            of_chunk=self._of_chunk(kv_heads, threads) if is_recording() else None,
         )
+
+    def _tile(self, tokens: int, kv_heads: int, threads: int) -> int:
+        """Tokens of a tile. A few more tiles than needed give each thread as many."""
+        most = TILE // self._group
+        tiles = -(-tokens // most)
+        enough = range(tiles, tiles + threads)
+        if tiles * kv_heads < _UNEVEN * threads:
+            tiles = next((count for count in enough if not count * kv_heads % threads), tiles)
+        return -(-tokens // tiles)
+
+    def _of_chunk(self, kv_heads: int, threads: int) -> Mapping[int, Callable[[ChunkKV], int]]:
+        """What a recorded call takes from the chunk that it is replayed for."""
+
+        def tile(chunk: ChunkKV) -> int:
+            return self._tile(chunk.tokens, kv_heads, threads)
+
+        def tiles(chunk: ChunkKV) -> int:
+            return -(-chunk.tokens // tile(chunk))
+
+        fields: dict[str, Callable[[ChunkKV], int]] = {
+            "start": lambda chunk: chunk.start,
+            "tile": tile,
+            "tiles": tiles,
+            "items": lambda chunk: tiles(chunk) * kv_heads,
+            "keys_stride": lambda chunk: chunk.head_bytes,
+            "values_stride": lambda chunk: chunk.head_bytes,
+        }
+        return {FIELDS.index(name): field for name, field in fields.items()}
 
 
 @functools.lru_cache(maxsize=256)
@@ -136,15 +153,6 @@ def trusted_kernel(
     except RuntimeError:
         return None
     return kernel if is_right(kernel, head_dim, group, scale, pairs) else None
-
-
-def _tile(tokens: int, most: int, kv_heads: int, threads: int) -> int:
-    """Tokens of a tile, at most `most`. A few more tiles than needed give each thread as many."""
-    tiles = -(-tokens // most)
-    enough = range(tiles, tiles + threads)
-    if tiles * kv_heads < _UNEVEN * threads:
-        tiles = next((count for count in enough if not count * kv_heads % threads), tiles)
-    return -(-tokens // tiles)
 
 
 def is_right(
