@@ -39,6 +39,8 @@ READ: Final = "read"
 SECOND: Final = "asyncinfer, second start"
 BYTES: Final = "its bytes, mapped"
 
+#: Windows can only start a Python anew.
+_FORKS: Final = "forkserver" in multiprocessing.get_all_start_methods()
 #: More than any model has.
 _MOST_COPIES: Final = 1 << 50
 _STATUS: Final = Path("/proc/self/status")
@@ -63,7 +65,10 @@ def load_once(
     """Load `folder` by one of `LOADERS`, in a new process that has loaded `warm_up` before. So the
     time includes neither imports nor a GPU's context, nor what `_touch` takes. `copies`: where
     `SECOND` and `BYTES` have their copies; None for others."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
+    if _FORKS:
+        # torch is imported once for all of them.
+        context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_load, loader, folder, warm_up, device, dtype, copies).result()
 
