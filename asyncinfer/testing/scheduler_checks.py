@@ -19,7 +19,7 @@ __all__ = ["check_scheduler"]
 
 #: Requests that are ranked, and those of the memory rule with the bytes that each may cost.
 VIEWS: Final = 300
-MANY: Final = 20_000
+MANY: Final = 4_000
 KEEPS: Final = 16
 #: Lives of a scheduler, each with its seed.
 LIVES: Final = 4

@@ -142,7 +142,7 @@ def test_fuzz_machine() -> None:
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=500 * FACTOR,
+            max_examples=250 * FACTOR,
             stateful_step_count=20,
             deadline=None,
             derandomize=FACTOR == 1,

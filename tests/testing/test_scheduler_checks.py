@@ -170,7 +170,7 @@ WRONG: dict[type, str] = {
     RemembersTheFirst: "pure: .*by another object",
     SharesWithOthers: "pure: ",
     ClaimsToBeConstant: "constant: it declares constant = True; .* and at 1500.0",
-    Hoards: "memory: .* bytes more after 20,000 more requests",
+    Hoards: "memory: .* bytes more after 4,000 more requests",
     Slow: r"time: .* took .* ms, as 20 calls in a row took too long",
 }
 
