@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
+from numbers import Integral
 from typing import Final
 
 from asyncinfer.cache.policies.lru import LRU
@@ -131,10 +132,8 @@ class GuardedPolicy:
     def _checked(self, answer: Sequence[int], count: int) -> list[int]:
         if not 1 <= len(answer) <= count:
             raise ValueError(f"{len(answer)} victims, asked for 1 to {count}")
-        victims = list(islice(answer, count))
+        victims = [_number(block) for block in islice(answer, count)]
         for block in victims:
-            if isinstance(block, bool) or not isinstance(block, int):
-                raise TypeError(f"victim {block!r} is not a block number")
             if block not in self.evictable:
                 raise ValueError(f"victim {block} is not an evictable block")
         if len(set(victims)) != len(answer):
@@ -149,3 +148,12 @@ class GuardedPolicy:
             if self._on_fault is not None:
                 self._on_fault(self._faults.pop(0))
             self._faults.clear()
+
+
+def _number(block: object) -> int:
+    """A block number, which may be of numpy."""
+    if type(block) is not int:
+        if isinstance(block, bool) or not isinstance(block, Integral):
+            raise TypeError(f"victim {block!r} is not a block number")
+        block = int(block)
+    return block

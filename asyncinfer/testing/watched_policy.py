@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from numbers import Integral
 from operator import attrgetter
 from typing import Final
 
@@ -59,10 +60,10 @@ class WatchedPolicy:
         answer = self._calls.call("victims", lambda: call, count, allowed=ALLOWED * (1 + count))
         if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
             raise RuleError("shape", f"{call} gave {answer!r}, not a sequence of block numbers")
-        found = list(answer)
-        for block in found:
-            if isinstance(block, bool) or not isinstance(block, int):
+        for block in answer:
+            if isinstance(block, bool) or not isinstance(block, Integral):
                 raise RuleError("shape", f"{call} named {block!r}, not a block number")
+        found = [int(block) for block in answer]
         if len(found) > count:
             raise RuleError("count", f"{call} named {len(found)} blocks: {found}")
         if len(set(found)) != len(found):

@@ -7,12 +7,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncinfer.cache import LRU, GuardedPolicy
 from asyncinfer.errors import PluginError
 from asyncinfer.protocols import CachedBlock, EvictionPolicy
-from asyncinfer.testing import CacheHarness
+from asyncinfer.testing import CacheHarness, check_cache_policy
 from asyncinfer.testing.scenarios import simulate_scheduler
 
 
@@ -76,6 +77,16 @@ def test_a_bad_answer_is_refused_and_reported_once(kind: str) -> None:
     assert isinstance(faults[0], PluginError)
     assert "Answering" in str(faults[0])
     assert faults[0].__cause__ is not None
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    faults: list[Exception] = []
+    policy = Answering(lambda good, count: list(np.array(good)[:count][::-1]))
+    found = evictable(policy, faults).victims(2)
+    assert found == [3, 2]
+    assert {type(block) for block in found} == {int}
+    assert not faults
+    check_cache_policy(lambda: Answering(lambda good, _: list(np.array(good))), examples=5)
 
 
 class Raising(LRU):
