@@ -105,6 +105,9 @@ def response_format(value: Any) -> dict[str, Any]:
         bound = "must have type 'text', 'json_object' or 'json_schema'"
         raise InvalidRequest("response_format", value, bound)
     check_names("response_format", value, _FORMAT)
+    if kind == "json_object" and value.get("schema") is not None:
+        # As clients of llama.cpp ask for it.
+        kind = "json_schema"
     if kind != "json_schema":
         for name in ("schema", "json_schema"):
             if value.get(name) is not None:

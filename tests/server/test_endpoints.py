@@ -89,9 +89,15 @@ async def engine(gate: StepGate) -> AsyncIterator[Engine]:
         (CHATS, {"messages": CHAT, "response_format": {"type": "xml"}}, "response_format", "type"),
         (
             CHATS,
-            {"messages": CHAT, "response_format": {"type": "json_object", "schema": SCHEMA}},
+            {"messages": CHAT, "response_format": {"type": "text", "schema": SCHEMA}},
             "response_format.schema",
             "needs type 'json_schema'",
+        ),
+        (
+            CHATS,
+            {"messages": CHAT, "response_format": {"type": "json_object", "schema": SCHEMA}},
+            "response_format/properties/a",
+            "type: xml",
         ),
         (
             "/v1/responses",
