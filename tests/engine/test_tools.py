@@ -71,14 +71,14 @@ async def test_a_long_call_is_read_with_pauses(monkeypatch: pytest.MonkeyPatch) 
             await asyncio.sleep(0)
 
     monkeypatch.setattr(MessageParser, "feed", counted)
-    turns, text = 0, '"\n' * 5_000
+    turns, text = 0, '"\n' * 2_000
     async with Engine(ScriptedModel([Said(tool_calls=[("g", {"text": text})])])) as engine:
         other = asyncio.create_task(turn())
         done = await engine.generate(HI, tools=TOOLS, max_tokens=30_000)
         other.cancel()
     assert done.tool_calls[0].parsed == {"text": text}
     assert max(size for size, _ in fed) <= READ
-    assert len({turn for _, turn in fed}) == len(fed) > 5, "other tasks had a turn"
+    assert len({turn for _, turn in fed}) == len(fed) > 3, "other tasks had a turn"
 
 
 @pytest.mark.parametrize("text", ["Yes.", ""])
