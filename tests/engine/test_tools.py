@@ -110,16 +110,18 @@ async def test_tokens_of_reasoning_are_counted(text: str) -> None:
 
 @pytest.mark.parametrize("name", SYNTAXES)
 async def test_required_calls_fit_their_schema(name: str, open_engine: OpenEngine) -> None:
-    whole = 0
+    whole: set[str] = set()
     async with open_engine(model_of(name)) as engine:
         for seed in range(6):
             choice = ("required", "f", "g")[seed % 3]
+            if choice in whole:
+                continue
             done = await engine.generate(
                 HI, tools=TOOLS, tool_choice=choice, max_tokens=1200, seed=seed
             )
             if done.finish_reason != "stop":
                 continue
-            whole += 1
+            whole.add(choice)
             assert not done.text.strip()
             assert done.tool_calls
             for call in done.tool_calls:
@@ -200,6 +202,8 @@ async def test_an_answer_calls_or_fits_its_schema(name: str, open_engine: OpenEn
     called, told = 0, 0
     async with open_engine(model_of(name)) as engine:
         for seed in range(12):
+            if called > 1 and told > 1:
+                break
             done = await engine.generate(
                 HI, tools=TOOLS, json_schema=FACT, max_tokens=1200, seed=seed
             )
