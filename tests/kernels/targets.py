@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-__all__ = ["TARGETS", "Target"]
+__all__ = ["ONE_DTYPE", "TARGETS", "Target"]
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,6 @@ TARGETS = [
     pytest.param(Target("cuda", torch.float16, 4e-3), id="cuda-float16", marks=_ON_GPU),
     pytest.param(Target("cuda", torch.bfloat16, 2e-2), id="cuda-bfloat16", marks=_ON_GPU),
 ]
+#: For what does not depend on the dtype, which the interpreter is slow for:
+#: `@pytest.mark.parametrize("target", ONE_DTYPE, indirect=True)`.
+ONE_DTYPE = [target for target in TARGETS if target.id != "interpreted-float16"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from kernels.attention_cases import Case, make_case
-from kernels.targets import Target
+from kernels.targets import ONE_DTYPE, Target
 from triton.runtime import interpreter
 
 from asyncinfer.kernels import ops, reference, triton
@@ -30,6 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "everything": {"window": 50, "softcap": 2.0, "sinks": True, "scale": 0.3},
 }
+of_one_dtype = pytest.mark.parametrize("target", ONE_DTYPE, indirect=True)
 QUANTISED = [torch.int8, torch.float8_e4m3fn]
 
 
@@ -69,6 +70,7 @@ def test_mixed(target: Target, cache_dtype: torch.dtype | None) -> None:
     check(target, rows, cache_dtype=cache_dtype, **options)
 
 
+@of_one_dtype
 @pytest.mark.parametrize("group", [1, 3, 5, 7, 8, 16])
 def test_grouped_queries(target: Target, group: int) -> None:
     rows = [(70, 1), (33, 1), (20, 20)]
@@ -78,6 +80,7 @@ def test_grouped_queries(target: Target, group: int) -> None:
     check(target, [(90, 8), (9, 3)], heads=group, kv_heads=1, **options)
 
 
+@of_one_dtype
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8], ids=str)
 def test_head_dims(target: Target, head_dim: int, cache_dtype: torch.dtype | None) -> None:
@@ -85,12 +88,14 @@ def test_head_dims(target: Target, head_dim: int, cache_dtype: torch.dtype | Non
     check(target, [(130, 1), (35, 20)], **options)
 
 
+@of_one_dtype
 @pytest.mark.parametrize("block_size", [8, 32, 48, 64])
 def test_block_sizes(target: Target, block_size: int) -> None:
     rows = [(block_size, 1), (block_size + 1, 1), (130, 1), (70, 20)]
     check(target, rows, block_size=block_size, decode_rows=3, window=60)
 
 
+@of_one_dtype
 def test_many_rows_of_prompts(target: Target) -> None:
     """More than one look at the rows' starts; rows shorter and longer than a tile."""
     rows = [(0 if row % 8 else 1 + row % 3, 1 + row % 3) for row in range(135)]
@@ -98,6 +103,7 @@ def test_many_rows_of_prompts(target: Target) -> None:
     check(target, rows, heads=1, kv_heads=1, block_size=8)
 
 
+@of_one_dtype
 def test_a_long_row_is_read_by_as_many_programs_in_a_full_batch_as_alone(target: Target) -> None:
     """Beside more rows than are looked at in one go. Short ones stay in one part each."""
     used = []
@@ -115,6 +121,7 @@ def test_a_long_row_is_read_by_as_many_programs_in_a_full_batch_as_alone(target:
     assert used == [4, 4]
 
 
+@of_one_dtype
 def test_parts_are_no_more_than_there_are(target: Target) -> None:
     """Whatever lengths rows have; where keys do not fill them, each has the least."""
     generator = np.random.default_rng(5)
@@ -133,6 +140,7 @@ def test_parts_for_no_more_than_the_rows_are_refused(target: Target) -> None:
         triton.paged_attention(**case.arguments)
 
 
+@of_one_dtype
 def test_queries_cut_from_a_packed_product(target: Target) -> None:
     case = case_for(target, [(70, 1), (30, 12)], decode_rows=1)
     packed = torch.full((13, 9, 64), torch.nan, dtype=target.dtype, device=target.device)
@@ -141,6 +149,7 @@ def test_queries_cut_from_a_packed_product(target: Target) -> None:
     target.check(got, case.exact)
 
 
+@of_one_dtype
 def test_as_many_parts_as_you_like(target: Target) -> None:
     """One workspace for all, whatever was left in it; each time its counters are zero again."""
     rows = [(200, 1), (0, 1), (65, 2), (1, 1)]
@@ -153,6 +162,7 @@ def test_as_many_parts_as_you_like(target: Target) -> None:
         assert not workspace.arrivals.any()
 
 
+@of_one_dtype
 def test_nothing_depends_on_the_order_of_programs(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +188,7 @@ def shuffle_programs(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(builder, "set_grid_idx", set_grid_idx)
 
 
+@of_one_dtype
 @pytest.mark.parametrize("name", ["plain", "everything"])
 def test_a_row_does_not_depend_on_the_others(target: Target, name: str) -> None:
     """Bit for bit: alone, among others, in another place, with a wider table."""
@@ -192,12 +203,14 @@ def test_a_row_does_not_depend_on_the_others(target: Target, name: str) -> None:
     assert torch.equal(results[0], results[2])
 
 
+@of_one_dtype
 @pytest.mark.parametrize("rows", [[(0, 1)], [(0, 0), (20, 20)], [(300, 1), (20, 20)]], ids=str)
 def test_one_row_of_up_to_one_token(target: Target, rows: list[tuple[int, int]]) -> None:
     """Such a row has code of its own; prompts beside it keep what is theirs."""
     check(target, rows, decode_rows=1, chunk=64, **OPTIONS["everything"])
 
 
+@of_one_dtype
 def test_a_prompt_does_not_depend_on_the_others(target: Target) -> None:
     mine = (90, 30)
     alone = triton.paged_attention(**case_for(target, [mine]).arguments)
