@@ -1,23 +1,13 @@
-"""The command line on a fake model, as a program: `python talking.py MODE ARGUMENT...`.
-
-MODE "talk" answers some 200 tokens a second, without end; "stuck" never finishes loading. The
-program makes the terminal it was given its own, so that Ctrl-C typed there is a SIGINT.
-"""
+"""`TalkingEngine`: an engine of a fake model that talks."""
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import os
-import sys
-import termios
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import asyncinfer
-from asyncinfer.cli import main
 from asyncinfer.testing import FakeModel
 from asyncinfer.text import ChatTemplate
 
@@ -48,12 +38,3 @@ class TalkingEngine(asyncinfer.Engine):
 
     def __init__(self, model: object = None, *, source: Talking | None = None, **options: Any):
         super().__init__(source or Talking(), **options)
-
-
-if __name__ == "__main__":
-    if os.isatty(0):
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    mode = sys.argv.pop(1)
-    asyncinfer.Engine = partial(TalkingEngine, source=Talking(mode, 0.0025))  # type: ignore[misc, assignment]
-    # With the arguments of this process, so that it heeds signals as the program does.
-    main()

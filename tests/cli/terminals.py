@@ -12,7 +12,7 @@ from pathlib import Path
 
 from support import heed_ctrl_c
 
-PROGRAM = Path(__file__).with_name("talking.py")
+PROGRAM = Path(__file__).with_name("talk.py")
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 

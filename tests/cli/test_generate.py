@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 from cli.talking import Talking, TalkingEngine
+from cli.terminals import PROGRAM
 from click.testing import CliRunner
 
 import asyncinfer
@@ -161,7 +162,7 @@ def test_a_bug_is_not_hidden(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_output_that_nobody_reads_any_more() -> None:
-    program = [sys.executable, str(Path(__file__).with_name("talking.py")), "talk", "generate", "x"]
+    program = [sys.executable, str(PROGRAM), "talk", "generate", "x"]
     done = subprocess.run(
         f"{subprocess.list2cmdline(program)} --max-tokens 3000 | head -c 10",
         shell=True,
@@ -183,6 +184,7 @@ def test_every_command_has_a_help_text(name: str) -> None:
 def test_help_and_version_need_no_torch() -> None:
     program = """
 import sys
+from pathlib import Path
 from asyncinfer.cli import main
 for line in (["--help"], ["--version"], ["generate", "--help"], ["chat", "-h"], ["chat", "--no"]):
     try:
@@ -230,7 +232,7 @@ def test_a_closed_stream_is_an_empty_one(
 
 
 def test_a_closed_stdout_is_an_error_before_anything_is_done() -> None:
-    program = [sys.executable, str(Path(__file__).with_name("talking.py")), "talk"]
+    program = [sys.executable, str(PROGRAM), "talk"]
     for command in ("generate hello --max-tokens 4", "chat --max-tokens 4", "plugins"):
         done = subprocess.run(
             f"echo hello | {subprocess.list2cmdline(program)} {command} >&-",
@@ -245,7 +247,7 @@ def test_a_closed_stdout_is_an_error_before_anything_is_done() -> None:
 
 
 def test_a_conversation_that_nobody_reads_any_more() -> None:
-    program = [sys.executable, str(Path(__file__).with_name("talking.py")), "talk"]
+    program = [sys.executable, str(PROGRAM), "talk"]
     line = f"{subprocess.list2cmdline(program)} chat --max-tokens 3000"
     done = subprocess.run(
         ["bash", "-c", f"yes hello | {line} | head -c 10; echo ${{PIPESTATUS[1]}} >&2"],
