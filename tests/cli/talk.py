@@ -1,15 +1,11 @@
 """The command line on a fake model, as a program: `python talk.py MODE ARGUMENT...`.
 
-MODE "talk" answers some 200 tokens a second, without end; "stuck" never finishes loading. The
-program makes the terminal it was given its own, so that Ctrl-C typed there is a SIGINT.
+MODE "talk" answers some 200 tokens a second, without end; "stuck" never finishes loading.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
-import termios
 from functools import partial
 
 from asyncinfer.cli.torch_later import torch_later
@@ -23,8 +19,6 @@ def run() -> None:
     import asyncinfer
     from asyncinfer.cli import main
 
-    if os.isatty(0):
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     mode = sys.argv.pop(1)
     asyncinfer.Engine = partial(TalkingEngine, source=Talking(mode, 0.0025))  # type: ignore[misc, assignment]
     # With the arguments of this process, so that it heeds signals as the program does.

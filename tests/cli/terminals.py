@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -14,6 +16,12 @@ from support import heed_ctrl_c
 
 PROGRAM = Path(__file__).with_name("talk.py")
 CTRL_C, CTRL_D = "\x03", "\x04"
+
+
+def _of_this_terminal() -> None:
+    """Ctrl-C that is typed at the program's terminal is a SIGINT for it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    heed_ctrl_c()
 
 
 class Terminal:
@@ -28,7 +36,7 @@ class Terminal:
             stderr=slave,
             start_new_session=True,
             env={**os.environ, "TERM": term},
-            preexec_fn=heed_ctrl_c,
+            preexec_fn=_of_this_terminal,
         )
         os.close(slave)
         #: All that the program has written.

@@ -44,7 +44,8 @@ def test_chat_on_a_terminal() -> None:
         terminal.type("sort a list\n")
         terminal.until("sort a list", more=80)
         terminal.type(CTRL_C)
-        terminal.until("\n> ")
+        # The answer is some 400 characters long.
+        assert len(terminal.until("\n> ")) < 100
         terminal.type(CTRL_D)
         assert terminal.end() == 0
         assert "Error" not in terminal.screen
