@@ -3,6 +3,7 @@
     AsyncInferError
     ├── InvalidConfig (also ValueError)      an option of an engine, refused when it is made
     ├── InvalidRequest (also ValueError)     refused before any state exists
+    │   └── PromptTooLong                    it fits neither this context nor this KV cache
     ├── Overloaded                           admission refused; try again later
     ├── RequestFailed                        this stream only
     │   ├── DeadlineExceeded (also TimeoutError)
@@ -32,6 +33,7 @@ __all__ = [
     "ModelLoadError",
     "Overloaded",
     "PluginError",
+    "PromptTooLong",
     "RequestFailed",
     "StreamBusy",
     "StreamStalled",
@@ -75,6 +77,10 @@ class InvalidConfig(_Refusal):
 class InvalidRequest(_Refusal):
     """A request was refused before any state existed for it. It has `field`, `value` and
     `bound`."""
+
+
+class PromptTooLong(InvalidRequest):
+    """A prompt is longer than the model's context, or than the KV cache. A shorter one may do."""
 
 
 class Overloaded(AsyncInferError):
@@ -168,4 +174,4 @@ def renaming(field: str, name: str) -> Iterator[None]:
         place = error.field.removeprefix(field)
         if place == error.field or place[:1] not in ("", "[", ".", "/"):
             raise
-        raise InvalidRequest(f"{name}{place}", error.value, error.bound) from None
+        raise type(error)(f"{name}{place}", error.value, error.bound) from None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import lines_run
 
-from asyncinfer import Engine, EngineConfig, InvalidRequest, SamplingParams, bounds
+from asyncinfer import Engine, EngineConfig, InvalidRequest, PromptTooLong, SamplingParams, bounds
 from asyncinfer.cache import KVGroupSpec
 from asyncinfer.checks import check_arguments, check_token_ids
 from asyncinfer.engine.beam_group import BeamOptions
@@ -202,7 +202,7 @@ class Endless(Sequence[int]):
 def test_a_count_is_no_value_in_quotes() -> None:
     with pytest.raises(InvalidRequest, match=r"^stop=<65 entries>: at most 64$"):
         SamplingParams(stop=["x"] * 65)
-    with pytest.raises(InvalidRequest, match=r"^prompt=<40 tokens>: at most 31 fit the context"):
+    with pytest.raises(PromptTooLong, match=r"^prompt=<40 tokens>: at most 31 fit the context"):
         check_fits(RunnerSpec((KVGroupSpec(9),), 16, 1, 32, 9, max_step_tokens=9), 40, None)
 
 

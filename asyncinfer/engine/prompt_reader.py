@@ -11,7 +11,7 @@ from asyncinfer.engine.chats import Chats
 from asyncinfer.engine.footprint import texts_of
 from asyncinfer.engine.source import Loaded
 from asyncinfer.engine.spoken import SpokenMessages
-from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.errors import InvalidRequest, PromptTooLong, Size
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import check_fits
 from asyncinfer.tools import ChatOptions, MessageReader
@@ -96,7 +96,7 @@ class PromptReader:
             self._check_chars(len(text))
             return self._loaded.tokenizer.encode(text) or [*prompt[-1:]]
         except InvalidRequest as error:
-            raise InvalidRequest("negative_prompt", error.value, error.bound) from error
+            raise type(error)("negative_prompt", error.value, error.bound) from error
 
     def check_messages(self, messages: Sequence[Any]) -> None:
         """Refuse messages before a template sees them: it may take long, and writes at least the
@@ -124,7 +124,7 @@ class PromptReader:
         if longest is not None and chars > context * longest:
             value = Size(f"{chars} characters {what}".rstrip())
             bound = f"at most {context * longest} can fit a context of {context} tokens"
-            raise InvalidRequest("prompt", value, bound)
+            raise PromptTooLong("prompt", value, bound)
 
 
 def message_chars(messages: Sequence[Any], roles: Collection[str] | None = None) -> int:

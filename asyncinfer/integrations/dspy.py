@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from asyncinfer.engine import Engine, SyncEngine
-from asyncinfer.errors import AsyncInferError, InvalidRequest, Overloaded
+from asyncinfer.errors import AsyncInferError, InvalidRequest, Overloaded, PromptTooLong
 from asyncinfer.integrations.dspy_requests import Events, chat_of, options_of, response
 from asyncinfer.integrations.engines import awaited
 
@@ -135,12 +135,11 @@ def _translated() -> Iterator[None]:
     """The engine's errors as DSPy's. DSPy retries `Overloaded` alone."""
     try:
         yield
+    except PromptTooLong as error:
+        # DSPy's modules shorten it.
+        raise lm15.ContextLengthError(str(error), provider="asyncinfer") from error
     except InvalidRequest as error:
-        # DSPy's modules shorten a prompt that is too long for the context.
-        kind = lm15.InvalidRequestError
-        if error.field == "prompt" and "context" in error.bound:
-            kind = lm15.ContextLengthError
-        raise kind(str(error), provider="asyncinfer") from error
+        raise lm15.InvalidRequestError(str(error), provider="asyncinfer") from error
     except Overloaded as error:
         raise lm15.RateLimitError(
             str(error), provider="asyncinfer", retry_after=_RETRY_AFTER

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 from asyncinfer.chunk import Completion
 from asyncinfer.engine import Engine, SyncEngine
-from asyncinfer.errors import InvalidRequest
+from asyncinfer.errors import InvalidRequest, PromptTooLong
 from asyncinfer.integrations.engines import awaited
 from asyncinfer.integrations.langchain_messages import AnswerChunks, answer, chat_messages
 from asyncinfer.server.prompts import response_format
@@ -19,6 +20,7 @@ try:
         AsyncCallbackManagerForLLMRun,
         CallbackManagerForLLMRun,
     )
+    from langchain_core.exceptions import ContextOverflowError
     from langchain_core.language_models import BaseChatModel, LanguageModelInput
     from langchain_core.language_models.base import LangSmithParams
     from langchain_core.messages import AIMessage, BaseMessage
@@ -40,12 +42,24 @@ except ModuleNotFoundError as error:
 __all__ = ["ChatAsyncInfer"]
 
 
+class ContextOverflow(PromptTooLong, ContextOverflowError):
+    """`PromptTooLong`, by which LangChain's agents know that a conversation has to be shortened."""
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except PromptTooLong as error:
+        raise ContextOverflow(error.field, error.value, error.bound) from error
+
+
 class ChatAsyncInfer(BaseChatModel):
     """A chat model that calls an engine without a socket. A cancelled call ends its request.
 
     A `SyncEngine` answers `invoke`, `stream` and `batch` as well as `ainvoke`, `astream` and
     `abatch`; an `Engine` answers those that are awaited, and the others raise `TypeError`. Errors
-    are the engine's own.
+    are the engine's own; `PromptTooLong` is LangChain's `ContextOverflowError`, too.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -164,9 +178,9 @@ class ChatAsyncInfer(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return self._result(
-            self._blocking().generate(chat_messages(messages), **self._merged(stop, kwargs))
-        )
+        engine, options = self._blocking(), self._merged(stop, kwargs)
+        with _translated():
+            return self._result(engine.generate(chat_messages(messages), **options))
 
     async def _agenerate(
         self,
@@ -175,11 +189,9 @@ class ChatAsyncInfer(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return self._result(
-            await awaited(self.engine).generate(
-                chat_messages(messages), **self._merged(stop, kwargs)
-            )
-        )
+        engine, options = awaited(self.engine), self._merged(stop, kwargs)
+        with _translated():
+            return self._result(await engine.generate(chat_messages(messages), **options))
 
     def _stream(
         self,
@@ -190,7 +202,8 @@ class ChatAsyncInfer(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         options = self._merged(stop, kwargs, streamed=True)
         chunks = AnswerChunks(self.engine)
-        with self._blocking().stream(chat_messages(messages), **options) as stream:
+        stream = self._blocking().stream(chat_messages(messages), **options)
+        with _translated(), stream:
             for chunk in stream:
                 yield chunks.of(chunk)
             yield chunks.end(stream.usage)
@@ -204,10 +217,11 @@ class ChatAsyncInfer(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         options = self._merged(stop, kwargs, streamed=True)
         chunks = AnswerChunks(self.engine)
-        async with awaited(self.engine).stream(chat_messages(messages), **options) as stream:
-            async for chunk in stream:
-                yield chunks.of(chunk)
-            yield chunks.end(stream.usage)
+        with _translated():
+            async with awaited(self.engine).stream(chat_messages(messages), **options) as stream:
+                async for chunk in stream:
+                    yield chunks.of(chunk)
+                yield chunks.end(stream.usage)
 
     def _blocking(self) -> SyncEngine:
         if isinstance(self.engine, SyncEngine):

@@ -16,6 +16,7 @@ from asyncinfer.errors import (
     EngineClosed,
     InvalidRequest,
     Overloaded,
+    PromptTooLong,
 )
 from asyncinfer.integrations.engines import AnyEngine, awaited
 from asyncinfer.server.chat_forms import chat_options, delta_of, message_of
@@ -218,11 +219,10 @@ def _translated(model: str) -> Iterator[None]:
     told: dict[str, Any] = {"model": model, "llm_provider": "asyncinfer"}
     try:
         yield
+    except PromptTooLong as error:
+        raise litellm.ContextWindowExceededError(message=str(error), **told) from error
     except InvalidRequest as error:
-        kind = litellm.BadRequestError
-        if error.field == "prompt" and "context" in error.bound:
-            kind = litellm.ContextWindowExceededError
-        raise kind(message=str(error), **told) from error
+        raise litellm.BadRequestError(message=str(error), **told) from error
     except HttpError as error:
         raise litellm.NotFoundError(message=str(error), **told) from error
     except Overloaded as error:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 from asyncinfer.bounds import MAX_PROMPT_SCORES
 from asyncinfer.cache.window_pages import steady_pages
-from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.errors import InvalidRequest, PromptTooLong, Size
 from asyncinfer.scheduler.step_runner import RunnerSpec
 
 __all__ = ["check_fits", "check_guided"]
@@ -22,8 +22,9 @@ def check_fits(
     left the number open. A pure function, usable from any thread.
 
     Raises:
-        InvalidRequest: it can never fit the context or the pool, its prompt logprobs are too many
-            to hold, or the runner gives vectors alone and more is wanted.
+        PromptTooLong: it can never fit the context or the pool.
+        InvalidRequest: its answer can never fit the pool, its prompt logprobs are too many to hold,
+            or the runner gives vectors alone and more is wanted.
     """
     context = spec.max_context
     held = spec.num_blocks * spec.block_size
@@ -43,10 +44,10 @@ def check_fits(
     longest = context if max_tokens == 0 else context - 1
     if prompt_len > longest:
         bound = f"at most {longest} fit the context of {context} tokens ({spec.context_bound})"
-        raise InvalidRequest("prompt", Size(f"{prompt_len} tokens"), bound)
+        raise PromptTooLong("prompt", Size(f"{prompt_len} tokens"), bound)
     if prompt_len >= most:
         bound = f"at most {held} fit the KV cache; a larger kv_bytes holds more"
-        raise InvalidRequest("prompt", Size(f"{prompt_len} tokens"), bound)
+        raise PromptTooLong("prompt", Size(f"{prompt_len} tokens"), bound)
     if prompt_logprobs is not None and prompt_len * (1 + prompt_logprobs) > MAX_PROMPT_SCORES:
         bound = (
             f"a prompt of {prompt_len} tokens would have {prompt_len * (1 + prompt_logprobs)} "

@@ -12,6 +12,7 @@ from asyncinfer.errors import (
     EngineDead,
     InvalidRequest,
     Overloaded,
+    PromptTooLong,
     RequestFailed,
 )
 
@@ -77,7 +78,8 @@ def http_error(
             own = isinstance(error, FieldError)
             param = error.field if own else _renamed(error.field, names or {}, places)
             message = param + str(error).removeprefix(error.field)
-            return HttpError(400, "invalid_request_error", message, param=param)
+            code = _TOO_LONG if isinstance(error, PromptTooLong) else None
+            return HttpError(400, "invalid_request_error", message, param=param, code=code)
         case Overloaded():
             return overloaded(str(error))
         case DeadlineExceeded():
@@ -117,7 +119,11 @@ def openai_error(error: HttpError, request_id: str) -> dict[str, Any]:
 
 def anthropic_error(error: HttpError, request_id: str) -> dict[str, Any]:
     """The body of an error, or the data of an event, for Anthropic's clients."""
-    told: dict[str, Any] = {"type": error.kind, "message": error.message}
+    message = error.message
+    if error.code == _TOO_LONG:
+        # Anthropic's errors have no code: clients look for these words.
+        message = f"prompt is too long: {message}"
+    told: dict[str, Any] = {"type": error.kind, "message": message}
     if error.details is not None:
         told["details"] = error.details
     return {"type": "error", "error": told, "request_id": request_id}
@@ -125,6 +131,8 @@ def anthropic_error(error: HttpError, request_id: str) -> dict[str, Any]:
 
 #: The place of a message of the engine.
 _MESSAGE: Final = re.compile(r"messages\[(\d{1,9})\]")
+#: OpenAI's `code` of a prompt that does not fit the context: agents shorten it.
+_TOO_LONG: Final = "context_length_exceeded"
 #: Official clients try again after a 5xx unless they are told not to.
 _FINAL: Final = {"x-should-retry": "false"}
 

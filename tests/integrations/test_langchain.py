@@ -14,6 +14,7 @@ from support import Until
 pytest.importorskip("langchain_core")
 pytest.importorskip("langchain_tests")
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -27,7 +28,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 from pydantic import BaseModel
 
-from asyncinfer import Engine, InvalidRequest, RequestFailed, SyncEngine
+from asyncinfer import Engine, InvalidRequest, PromptTooLong, RequestFailed, SyncEngine
 from asyncinfer.integrations.langchain import ChatAsyncInfer
 from asyncinfer.testing import FakeModel, Said, ScriptedModel
 from asyncinfer.text import ChatTemplate
@@ -309,6 +310,10 @@ async def test_bad_input_is_named() -> None:
         for messages, options, message in wrong:
             with pytest.raises(InvalidRequest, match=message):
                 await model.ainvoke(messages, **options)
+        for call in (model.ainvoke("x" * 40_000), anext(model.astream("x" * 40_000))):
+            with pytest.raises(ContextOverflowError, match="fit the context") as long:
+                await call
+            assert isinstance(long.value, PromptTooLong)
         with pytest.raises(InvalidRequest, match="n=2: must be 1"):
             await anext(model.astream("x", n=2))
         with pytest.raises(TypeError, match="take a SyncEngine"):

@@ -193,6 +193,10 @@ async def test_calls_and_results_are_messages() -> None:
             {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 9},
             "messages[0].content[0].type='image': must be 'text': images",
         ),
+        (
+            {"messages": [{"role": "user", "content": "x" * 40_000}], "max_tokens": 9},
+            "prompt is too long: messages=<40",
+        ),
     ],
 )
 async def test_errors_are_those_of_anthropic(body: Any, told: str) -> None:

@@ -213,6 +213,10 @@ async def test_errors_are_those_of_the_client() -> None:
             with pytest.raises(openai.BadRequestError) as bad:
                 await ask(model="ChatModel", messages=CHAT, temperature=-1)  # type: ignore[arg-type]
             assert bad.value.param == "temperature"
+            # Agents that read this code shorten their conversation.
+            with pytest.raises(openai.BadRequestError) as long:
+                await ask(model="ChatModel", messages=[{"role": "user", "content": "x" * 40_000}])
+            assert (long.value.code, long.value.param) == ("context_length_exceeded", "messages")
             with pytest.raises(openai.NotFoundError):
                 await ask(model="gpt-9", messages=CHAT)  # type: ignore[arg-type]
             with pytest.raises(openai.InternalServerError, match="deadline"):

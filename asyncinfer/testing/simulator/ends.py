@@ -43,7 +43,7 @@ class Ends:
             case "whole":
                 # A stream that was closed before its prompt was read ends like any other.
                 allowed = consumer.expected is not None or consumer.closed
-            case "InvalidRequest":
+            case "InvalidRequest" | "PromptTooLong":
                 allowed = consumer.expected is None or self._too_large(consumer)
                 # A request may name an adapter before its load is done.
                 allowed = allowed or (ask.adapter is not None and "adapter" in consumer.message)
