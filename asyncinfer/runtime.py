@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import BuiltinFunctionType
 from typing import Final, Protocol
 
 __all__ = ["Handle", "Runtime", "Threads", "Worker"]
@@ -73,6 +74,11 @@ class Threads:
     clock = staticmethod(time.monotonic)
 
     def start(self, worker: Worker) -> Handle:
+        if not isinstance(threading.get_ident, BuiltinFunctionType):
+            raise RuntimeError(
+                "something runs threads as greenlets, none of which goes on while another "
+                "computes; after monkey.patch_all(thread=False, queue=False) gevent does not"
+            )
         thread = threading.Thread(
             target=_serve, args=(worker, self.clock), name=worker.name, daemon=True
         )

@@ -223,6 +223,14 @@ async def test_free_memory_is_given_back_once_at_the_end(
     assert trimmed == [("asyncinfer-decode", True)]
 
 
+async def test_threads_that_are_greenlets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gevent and eventlet make them. Each replaces this function."""
+    number = threading.get_ident
+    monkeypatch.setattr(threading, "get_ident", lambda: number())
+    with anyio.fail_after(120), pytest.raises(EngineDead, match=r"patch_all\(thread=False"):
+        await Engine.open(FakeModel())
+
+
 @pytest.mark.parametrize("refused", ["asyncinfer-decode", "asyncinfer-watchdog"])
 async def test_a_thread_that_cannot_be_started(refused: str) -> None:
     model = FakeModel()
