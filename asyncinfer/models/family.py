@@ -94,6 +94,7 @@ def _as_llama(config: JsonReader, family: Family, architecture: str) -> ModelCon
         qkv_bias=attention_bias,
         out_bias=attention_bias,
         mlp_bias=config.boolean("mlp_bias", False),
+        bidirectional=not config.boolean("is_causal", True),
         dtype=_dtype(config),
         bos_token_id=next(iter(_token_ids(config, "bos_token_id", vocab_size)), None),
         eos_token_ids=_token_ids(config, "eos_token_id", vocab_size),

@@ -43,6 +43,7 @@ class Gemma3(Gemma2):
         rope = read_rope(local, llama.max_context, llama.head_dim, SLIDING)
         layers = windowed(config, llama, self.sliding(config, llama), rope)
         made = super().configure(config, llama)
+        bidirectional = bidirectional or llama.bidirectional
         return replace(made, qk_norm="head", layers=layers, bidirectional=bidirectional)
 
     def sliding(self, config: JsonReader, llama: ModelConfig) -> tuple[bool, ...]:

@@ -37,7 +37,8 @@ def windowed(
     are). `local_rope` is the rotation of sliding layers, if they have another one."""
     window: int | None = None
     if config.has("sliding_window"):
-        window = config.integer("sliding_window", 1, MOST_WINDOW)
+        # A token that sees those after it sees as many on each side, beside itself.
+        window = config.integer("sliding_window", 1, MOST_WINDOW) + llama.bidirectional
     if window is not None and window >= llama.max_context:
         window = None
     if window is None and local_rope is None:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
+from models.families import random_model
+from models.gguf_files import write_gguf
 from transformers import AutoModel, Gemma3TextConfig, Gemma3TextModel
 
 from asyncinfer import Engine, InvalidRequest, ModelLoadError
@@ -116,6 +118,31 @@ async def test_what_it_cannot_be_is_refused(
     with pytest.raises(ModelLoadError, match=says):
         async with Engine(checkpoint, **options):
             pass
+
+
+@pytest.mark.parametrize("kind", ["plain", "windows"])
+@pytest.mark.parametrize("in_gguf", [False, True])
+async def test_attention_that_is_not_causal(kind: str, in_gguf: bool, tmp_path: Path) -> None:
+    """`is_causal` of any family, and what GGUF files call it. They have no windows of Qwen2."""
+    windows = {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1}
+    size = json.loads((Path(MODEL_PATH) / "config.json").read_text())["vocab_size"]
+    given: dict[str, Any] = {} if kind == "plain" or in_gguf else windows
+    model = random_model("qwen2", "plain", is_causal=False, vocab_size=size, **given)
+    ids = [list(range(2, 2 + count)) for count in (3, 30)]
+    path = tmp_path / "model"
+    if in_gguf:
+        path = write_gguf(
+            random_model("qwen2", "plain", is_causal=False),
+            tmp_path / "model.gguf",
+            **{"qwen2.attention.causal": False},
+        )
+    else:
+        model.save_pretrained(path)
+        shutil.copy(Path(MODEL_PATH) / "tokenizer.json", path)
+    want = by_hand(tmp_path / "published" if in_gguf else path, ids, "mean")
+    async with Engine(path, dtype="float32", max_context=64) as engine:
+        done = await engine.embed(ids, pooling="mean", normalize=False)
+    np.testing.assert_allclose(done.vectors, want, rtol=0, atol=1e-4)
 
 
 async def test_it_drafts_for_nobody(checkpoint: Path) -> None:

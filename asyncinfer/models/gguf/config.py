@@ -32,6 +32,7 @@ _KEYS: Final = {
     "max_position_embeddings": "context_length",
     "rope_theta": "rope.freq_base",
     "sliding_window": "attention.sliding_window",
+    "is_causal": "attention.causal",
 }
 _EPS: Final = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 #: Ids that stand for no token: -1, also where it was written as an unsigned number.
