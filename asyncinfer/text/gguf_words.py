@@ -47,6 +47,11 @@ _QWEN35: Final = (
 _SEED: Final = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
 )
+#: K-EXAONE's words go on over single spaces between letters.
+_EXAONE_MOE: Final = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 #: DeepSeek-V3's successive splits: numbers, Chinese and Japanese, all else.
 _DEEPSEEK3: Final = (
     r"\p{N}{1,3}",
@@ -97,10 +102,12 @@ CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
     "deepseek-llm": _DEEPSEEK,
     "deepseek-r1-qwen": _QWEN2,
     "deepseek-v3": _DEEPSEEK3,
+    "exaone-moe": _EXAONE_MOE,
     "exaone4": GPT2,
     "falcon-h1": _LLAMA3,
     "falcon3": _LLAMA3,
     "glm4": _LLAMA3,
+    "glm5": _LLAMA3,
     "gpt-2": GPT2,
     "gpt-4o": _GPT4O,
     "granite-docling": GPT2,
@@ -108,6 +115,7 @@ CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
     "hunyuan-dense": _DEEPSEEK3,
     "jais": GPT2,
     "joyai-llm": _DEEPSEEK3,
+    "kanana2": _GPT4O,
     "kimi-k2": _KIMI,
     "kormo": _QWEN2,
     "lfm2": _LLAMA3,
