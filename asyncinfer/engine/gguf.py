@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.defaults import GenerationDefaults
 from asyncinfer.engine.source import Loaded, Progress
-from asyncinfer.errors import InvalidRequest, ModelLoadError
+from asyncinfer.errors import InvalidRequest, ModelLoadError, short_repr
+from asyncinfer.models.embedding_modules import EmbeddingModules
 from asyncinfer.models.gguf import gguf_architecture
 from asyncinfer.params import SamplingParams
 from asyncinfer.runner import open_runner
@@ -17,6 +18,9 @@ from asyncinfer.text import gguf_template, gguf_tokenizer
 from asyncinfer.weights.gguf import read_header
 
 __all__ = ["load_gguf"]
+
+#: A file's numbers of how vectors of tokens become one. Of 0 each token's stays.
+_POOLINGS: Final[Mapping[object, Literal["last", "mean"] | None]] = {0: None, 1: "mean", 3: "last"}
 
 #: Our options -> keys of a file, after `general.sampling.`.
 _OPTIONS: Final = {
@@ -42,12 +46,26 @@ def load_gguf(
     metadata = header.metadata
     # First, since all other keys depend on the architecture.
     gguf_architecture(metadata, str(path))
+    modules = _modules(metadata, path)
     tokenizer = gguf_tokenizer(metadata, str(path))
     template = gguf_template(metadata, str(path), tokenizer.shield)
     defaults = _defaults(metadata, path)
     runner = open_runner(path, config, tokenizer.vocab_size, progress, draft=draft, head=head)
     notes = (*runner.notes, *template.notes)
-    return Loaded(runner, tokenizer, template, defaults, notes, runner.architecture, runner.dtype)
+    return Loaded(
+        runner, tokenizer, template, defaults, notes, runner.architecture, runner.dtype, modules
+    )
+
+
+def _modules(metadata: Mapping[str, Any], path: Path) -> EmbeddingModules | None:
+    """How the file's model makes embeddings; None where it does not say."""
+    key = f"{metadata['general.architecture']}.pooling_type"
+    kind = metadata.get(key, 0)
+    if isinstance(kind, bool) or kind not in _POOLINGS:
+        known = "must be 1 (mean) or 3 (last), or 0 for none"
+        raise ModelLoadError(f"{key}={short_repr(kind)}: {known}", file=str(path))
+    pooling = _POOLINGS[kind]
+    return None if pooling is None else EmbeddingModules(pooling)
 
 
 def _defaults(metadata: Mapping[str, Any], path: Path) -> GenerationDefaults:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -66,13 +66,13 @@ class EmbeddingModules:
     """How an embedding model was trained to be used."""
 
     pooling: Literal["last", "mean"]
-    dense: tuple[DenseModule, ...]
+    dense: tuple[DenseModule, ...] = ()
     #: Whether vectors are normalised to length 1.
-    normalize: bool
+    normalize: bool = True
     #: Texts to put before an input, by name.
-    prompts: Mapping[str, str]
+    prompts: Mapping[str, str] = field(default_factory=dict)
     #: The name of the prompt that inputs get by default.
-    default_prompt: str | None
+    default_prompt: str | None = None
 
 
 def read_modules(folder: Path, hidden_size: int) -> EmbeddingModules | None:

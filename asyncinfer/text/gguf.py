@@ -89,15 +89,15 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
     taking = set(tokens) - _LEAVING_SPACE if is_phi3 else set()
     backend.add_special_tokens(_added(tokens, kinds, (_CONTROL, _UNKNOWN), taking, special=True))
     backend.add_tokens(_added(tokens, kinds, (_USER,), special=False))
-    bos = read.token_id("bos_token_id", len(tokens))
+    bos, eos = (read.token_id(f"{role}_token_id", len(tokens)) for role in ("bos", "eos"))
     opens = read.flag("add_bos_token")
     if opens is None:
         opens = kind != "gpt2" or read.name("pre") in _WITH_BOS
-    if opens and bos is not None:
-        name = tokens[bos]
-        backend.post_processor = processors.TemplateProcessing(
-            single=[name, "$A"], pair=[name, "$A", "$B"], special_tokens=[(name, bos)]
-        )
+    first = bos if opens else None
+    # Vectors of embedding models are those of this token.
+    last = eos if read.flag("add_eos_token") else None
+    if first is not None or last is not None:
+        backend.post_processor = _framing(tokens, first, last)
     control = {token: index for index, token in enumerate(tokens) if kinds[index] == _CONTROL}
     ends = {control[name] for name in _ENDS & control.keys()}
     if _END in control and "<|return|>" not in control:
@@ -106,6 +106,19 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
         found = read.token_id(key, len(tokens))
         ends |= set() if found is None else {found}
     return Tokenizer(backend, bos_id=bos, eos_ids=ends)
+
+
+def _framing(
+    tokens: Sequence[str], first: int | None, last: int | None
+) -> processors.TemplateProcessing:
+    """Puts the token `first` before a text and `last` behind it; None: no token."""
+    ids = {tokens[index]: index for index in (first, last) if index is not None}
+    begin, end = ([] if index is None else [tokens[index]] for index in (first, last))
+    return processors.TemplateProcessing(
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", "$B", *end],
+        special_tokens=list(ids.items()),
+    )
 
 
 def gguf_template(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from models.families import random_model
@@ -50,6 +51,34 @@ async def test_the_file_says_how_to_sample(tmp_path: Path) -> None:
     async with Engine(path, max_context=64) as engine:
         params = engine.default_params
         assert (round(params.temperature, 6), params.top_k) == (0.7, 40)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (3, "last")])
+async def test_the_file_says_how_to_embed(number: int, pooling: str, tmp_path: Path) -> None:
+    """As those of Qwen3-Embedding do: a text ends with the EOS token, whose vector is taken."""
+    model = random_model("qwen3", "plain")
+    said = {"qwen3.pooling_type": number, "tokenizer.ggml.add_eos_token": True}
+    path = write_gguf(model, tmp_path / "model.gguf", **said)
+    async with Engine(path, dtype="float32", max_context=64) as engine:
+        ids = engine.tokenizer.encode("ab!")
+        assert ids[-1] == 1
+        assert engine.tokenizer.encode("ab!", add_special_tokens=False) == ids[:-1]
+        done = await engine.embed(["ab!"])
+    with torch.inference_mode():
+        states = model.model(torch.tensor([ids])).last_hidden_state[0]
+    want = states.mean(0) if pooling == "mean" else states[-1]
+    np.testing.assert_allclose(done.vectors[0], want / want.norm(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_unknown_pooling_is_refused(tmp_path: Path) -> None:
+    said = {"llama.pooling_type": 2}
+    path = write_gguf(random_model("llama", "plain"), tmp_path / "model.gguf", **said)
+    with pytest.raises(ModelLoadError, match=r"llama\.pooling_type=2: must be 1 \(mean\) or 3"):
+        await Engine.open(path)
 
 
 @pytest.mark.anyio
