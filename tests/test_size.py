@@ -24,7 +24,7 @@ MOST = {
     "integrations": 1_815,
     "kernels": 13_487,
     "layers": 2_368,
-    "models": 10_712,
+    "models": 10_717,
     "planner": 1_299,
     "plugins": 1_444,
     "protocols": 700,

@@ -101,11 +101,12 @@ def _halves(config: ModelConfig, layer: int, tensor: torch.Tensor) -> torch.Tens
     dimensions apart instead of adjacent. Queries and keys are reordered alike, so their products
     stay the same. Returns the tensor itself if the layer's pairs are not adjacent."""
     rope = config.layer(layer).rope
-    if rope is None or not rope.interleaved:
+    if not (config.names.qk_paired if rope is None else rope.interleaved):
         return tensor
     head_dim = config.layer_kv(layer).head_dim
     rows = tensor.view(-1, head_dim, *tensor.shape[1:])
-    return _split_pairs(rows, 0, rope.size or head_dim).reshape(tensor.shape)
+    turned = head_dim if rope is None else rope.size or head_dim
+    return _split_pairs(rows, 0, turned).reshape(tensor.shape)
 
 
 def _latent_halves(

@@ -60,6 +60,8 @@ class TensorNames:
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     #: The one tensor holds query, key and value of the first head, then of the second, and so on.
     qkv_by_head: bool = False
+    #: Pairs of a head's rows are adjacent in layers without a rotation, too.
+    qk_paired: bool = False
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     out: str = "self_attn.o_proj"
@@ -169,7 +171,7 @@ class TensorNames:
     predictor: PredictorNames | None = None
 
     def __post_init__(self) -> None:
-        check_flags(self, "qkv_by_head", "transposed")
+        check_flags(self, "qkv_by_head", "qk_paired", "transposed")
         check_flags(self, "expert_up_alternates", "expert_outputs_first")
         check_flags(self, "delta_tiled", "plain_rates")
         for field in fields(self):

@@ -11,6 +11,7 @@ import torch
 from adapters.peft_models import loaded_pool, random_adapter
 from models.checkpoints import Sequences, expected
 from models.families import FAMILIES, random_model
+from models.gguf_files import write_gguf
 
 from asyncinfer.models import load_model
 
@@ -104,3 +105,18 @@ def test_logits(name: str, tmp_path: Path) -> None:
     for run in (whole, mixed):
         for got, right_one in zip(run.logits, right, strict=True):
             torch.testing.assert_close(got, right_one, **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["llama", "smollm3"])
+def test_gguf_files_whose_queries_and_keys_were_reordered(family: str, tmp_path: Path) -> None:
+    """Of layers without a rotation, too: every fourth of SmolLM3's has none."""
+    kind = next(iter(FAMILIES[family]))
+    model, ids = random_model(family, kind), torch.arange(3, 33)
+    path = write_gguf(model, tmp_path / "model.gguf")
+    merged = random_adapter(random_model(family, kind), tmp_path / "one", target_modules=QKV)
+    model.load_state_dict(merged, strict=False)
+    decoder = load_model(path, "cpu", torch.float32, max_context=64)
+    run = Sequences(decoder, [ids])
+    run.pool, run.adapters = loaded_pool(decoder, [tmp_path / "one"])
+    run.step(s0=30)
+    torch.testing.assert_close(run.logits[0], expected(model, ids), **TOLERANCE)

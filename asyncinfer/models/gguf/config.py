@@ -197,6 +197,8 @@ def _as_stored(
 
     rope, layers = config.rope, config.layers
     if architecture.interleaved:
+        # The converter has made pairs in all layers, and adapters are made for the order before.
+        names = replace(names, qk_paired=True)
         rope = _interleaved(rope)
         layers = tuple(replace(layer, rope=_interleaved(layer.rope)) for layer in layers)
     return replace(
