@@ -6,9 +6,11 @@ to stand before anything is imported. Here the kernels are wrapped anew for as l
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ PATCHED = (
     tl.math,
     tl.tensor,
     tl.dtype,
+    tl.block_type,
     tl.core.tensor_descriptor_base,
 )
 
@@ -53,6 +56,10 @@ def interpreted() -> Iterator[None]:
             patch.setenv("TRITON_INTERPRET", "1")
             patch.setattr(interpreter, "_convert_float", _convert)
             patch.setattr(interpreter, "_patch_lang", _patched_once())
+            # Most of a program's time would go into these: they make the same again and again.
+            patch.setattr(interpreter, "_get_np_dtype", _numpy_type)
+            patch.setattr(tl.tensor, "__init__", _begin_tensor)
+            patch.setattr(tl.block_type, "__init__", _begin_block_type)
             # Infinities and NaN come silently, as on a GPU; what comes of them the test checks.
             with (
                 np.errstate(all="ignore"),
@@ -86,6 +93,43 @@ def _patched_once() -> Callable[[Any], Any]:
         return interpreter._LangPatchScope()
 
     return patched
+
+
+_numpy_type_of = interpreter._get_np_dtype
+_numpy_types: dict[str, np.dtype[Any]] = {}
+
+
+def _numpy_type(kind: Any) -> np.dtype[Any]:
+    """As `interpreter._get_np_dtype`."""
+    name = kind.scalar.name
+    if name not in _numpy_types:
+        _numpy_types[name] = _numpy_type_of(kind)
+    return _numpy_types[name]
+
+
+@cache
+def _sizes(shape: Any) -> tuple[Any, Any]:
+    """A tensor's `shape` and `numel`, which nothing changes."""
+    return tl.tuple([tl.constexpr(size) for size in shape]), tl.constexpr(math.prod(shape))
+
+
+def _begin_tensor(tensor: Any, handle: Any, kind: Any) -> None:
+    """As `tl.tensor.__init__`."""
+    tensor.handle, tensor.type, tensor.dtype = handle, kind, kind.scalar
+    tensor.shape, tensor.numel = _sizes(kind.shape if kind.is_block() else ())
+
+
+_begin_block_type_of = tl.block_type.__init__
+_block_types: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+
+def _begin_block_type(kind: Any, element: Any, shape: Any) -> None:
+    """As `tl.block_type.__init__`."""
+    key = element.name, tuple(getattr(size, "value", size) for size in shape)
+    if key not in _block_types:
+        _begin_block_type_of(kind, element, shape)
+        _block_types[key] = dict(vars(kind))
+    vars(kind).update(_block_types[key])
 
 
 def _convert(values: np.ndarray[Any, Any], source: Any, target: Any, _: Any) -> Any:
