@@ -18,8 +18,7 @@ from fakes.fake_modes import (
     written_by,
 )
 from fakes.fake_order import FakeEvent, FakeStream, Memories, StreamOrderError
-from fakes.weak_storage import Place, in_memory, key_of
-from torch.utils._pytree import tree_flatten
+from fakes.weak_storage import Place, key_of, tensors_of
 
 from asyncinfer.attention import gathered, prefill
 from asyncinfer.kernels.native import BlockedWeight, between
@@ -116,7 +115,7 @@ class FakeDevice:
             self._current = before
 
     def pinned(self, size: int) -> torch.Tensor:
-        with self._unwatched():
+        with self.unwatched():
             buffer = torch.zeros(max(size, 1), dtype=torch.uint8)
         self._pinned.add(key_of(buffer))
         self._buffers.append(buffer)
@@ -135,7 +134,7 @@ class FakeDevice:
             work()
         finally:
             self._recording = None
-            with self._unwatched():
+            with self.unwatched():
                 recording.undo()
         return FakeGraph(self, recording)
 
@@ -160,26 +159,23 @@ class FakeDevice:
         finally:
             self._strict = False
 
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """What the thread does inside, the host does."""
+        unseen = torch._C._DisableTorchDispatch()
+        with torch._C.DisableTorchFunction(), unseen, torch.inference_mode():
+            yield
+
     # -- inside --------------------------------------------------------------------------------
 
     def _called(self, name: str) -> None:
         self.calls[name] += 1
 
-    @contextmanager
-    def _unwatched(self) -> Iterator[None]:
-        before, self._watch.idle = self._watch.idle, True
-        counting, self._count.idle = self._count.idle, True
-        try:
-            with torch.inference_mode():
-                yield
-        finally:
-            self._watch.idle, self._count.idle = before, counting
-
     def replay(self, recording: Recording) -> None:
         self._called("Graph.replay")
         if self._recording is not None:
             raise ReplayError("a graph was replayed while another was recorded")
-        with self._unwatched():
+        with self.unwatched():
             live = [
                 [ref.storage() for ref in refs.values()]
                 for refs in (recording.reads, recording.writes)
@@ -211,11 +207,9 @@ class FakeDevice:
         if recording is not None:
             return recording.do(operator, args, kwargs, written)
         out = operator(*args, **kwargs)
-        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if in_memory(leaf)]
+        tensors = tensors_of((*args, *kwargs.values()))
         keys = {key_of(tensor) for tensor in tensors}
-        made = [
-            leaf for leaf in tree_flatten(out)[0] if in_memory(leaf) and key_of(leaf) not in keys
-        ]
+        made = [tensor for tensor in tensors_of(out) if key_of(tensor) not in keys]
         if made or written:
             self._current.learn(self._host.known)
             reads = [tensor for tensor in tensors if not any(tensor is other for other in written)]
@@ -253,7 +247,7 @@ class FakeDevice:
         """The host has waited: copies that were to be done by now are."""
         done = [copy for copy in self._copies if self._host.has_waited(copy.stream, copy.time)]
         self._copies = [copy for copy in self._copies if copy not in done]
-        with self._unwatched():
+        with self.unwatched():
             for copy in done:
                 where = "pinned" if copy.target is None else "device"
                 if copy.source.ref.freed:

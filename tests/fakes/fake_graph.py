@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from fakes.weak_storage import Place, WeakStorage, in_memory, key_of
+from fakes.weak_storage import Place, WeakStorage, in_memory, key_of, tensors_of
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 __all__ = ["Recording", "ReplayError", "poison"]
@@ -41,7 +41,7 @@ class Recording:
 
     def do(self, operator: Any, args: Any, kwargs: Any, written: list[torch.Tensor]) -> Any:
         """Record an operator, which changes `written` of its arguments."""
-        given = [leaf for leaf in tree_flatten((args, kwargs))[0] if in_memory(leaf)]
+        given = tensors_of((*args, *kwargs.values()))
         for tensor in written:
             self._save(tensor)
         out = operator(*args, **kwargs)
@@ -69,10 +69,8 @@ class Recording:
 
     def replay(self) -> None:
         for entry in self.entries:
-            args, kwargs = tree_map_only(
-                Place, lambda place: place.tensor(), (entry.args, entry.kwargs)
-            )
-            out = tree_flatten(entry.operator(*args, **kwargs))[0]
+            kwargs = {name: found(value) for name, value in entry.kwargs.items()}
+            out = tree_flatten(entry.operator(*found(entry.args), **kwargs))[0]
             for index, result in entry.results.items():
                 result.copy_(out[index])
         self.spoil()
@@ -100,6 +98,13 @@ class Recording:
         if storage._cdata not in self._own and storage._cdata not in self._before:
             whole = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._before[storage._cdata] = whole, whole.clone()
+
+
+def found(value: Any) -> Any:
+    """An argument with the tensors that are at its places."""
+    if isinstance(value, tuple | list):
+        return type(value)(found(each) for each in value)
+    return value.tensor() if isinstance(value, Place) else value
 
 
 def poison(tensor: torch.Tensor) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
-from fakes.weak_storage import in_memory
+from fakes.weak_storage import in_memory, tensors_of
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 __all__ = ["CountCalls", "WatchOperators", "host_must_wait", "written_by"]
 
@@ -27,12 +27,9 @@ class WatchOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, operate: Callable[[Any, Any, Any], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.idle = False
         self._operate = operate
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.idle:
-            return func(*args, **(kwargs or {}))
         return self._operate(func, args, kwargs or {})
 
 
@@ -42,13 +39,12 @@ class CountCalls(TorchFunctionMode):
 
     def __init__(self, calls: Counter[str], reads: Callable[[str, Any], None]) -> None:
         super().__init__()
-        self.idle = False
         self._calls = calls
         self._reads = reads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        if not self.idle and name not in ("__get__", "untyped_storage"):
+        if name not in ("__get__", "untyped_storage"):
             self._calls[name] += 1
             if name in _HOST_READS:
                 self._reads(name, args[0])
@@ -57,12 +53,16 @@ class CountCalls(TorchFunctionMode):
 
 def written_by(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The arguments that an operator changes."""
-    written = []
-    for index, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            written += [leaf for leaf in tree_flatten(value)[0] if in_memory(leaf)]
-    return written
+    values = (
+        args[index] if index < len(args) else kwargs.get(name) for index, name in _changed(operator)
+    )
+    return [tensor for value in values for tensor in tensors_of(value)]
+
+
+@cache
+def _changed(operator: Any) -> list[tuple[int, str]]:
+    arguments = enumerate(operator._schema.arguments)
+    return [(i, each.name) for i, each in arguments if each.alias_info and each.alias_info.is_write]
 
 
 def host_must_wait(name: str, args: Any) -> bool:

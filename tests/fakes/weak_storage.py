@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["Place", "WeakStorage", "in_memory", "key_of"]
+__all__ = ["Place", "WeakStorage", "in_memory", "key_of", "tensors_of"]
 
 
-def in_memory(value: object) -> bool:
+def in_memory(value: object) -> TypeGuard[torch.Tensor]:
     """Whether it is a tensor in memory that others may see: not one in a library's own layout."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def tensors_of(value: object) -> list[torch.Tensor]:
+    """Those in memory among an operator's arguments or results."""
+    if isinstance(value, tuple | list):
+        return [tensor for each in value for tensor in tensors_of(each)]
+    return [value] if in_memory(value) else []
 
 
 def key_of(tensor: torch.Tensor) -> int:
