@@ -8,8 +8,8 @@ from typing import Any
 __all__ = ["churn"]
 
 
-def churn(hand: Any, in_flight: int, seed: int, turns: int = 60) -> list[int]:
-    """About twenty requests over six slots, so many steps ahead; every token, in order."""
+def churn(hand: Any, in_flight: int, seed: int, turns: int = 40) -> list[int]:
+    """About a dozen requests over six slots, so many steps ahead; every token, in order."""
     lot = random.Random(seed)
     lengths: dict[int, int] = {}
     flights: list[Any] = []

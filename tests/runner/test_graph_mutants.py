@@ -10,13 +10,20 @@ from fakes.fake_device import FakeDevice
 from fakes.fake_graph import ReplayError
 from fakes.fake_order import FakeEvent, StreamOrderError
 from runner.churn import churn
+from runner.conftest import Hand
 
+from asyncinfer.models import Decoder
 from asyncinfer.runner.graph_executor import GraphExecutor
 from asyncinfer.runner.pending_step import BufferPool, PinnedBuffers, StepBuffers
 from asyncinfer.runner.slot_state import SlotState
 from asyncinfer.sampling import TokenHistory
 
 Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(scope="module")
+def expected(decoder: Decoder) -> list[int]:
+    return churn(Hand(decoder), 1, 4)
 
 
 def nothing(*arguments: Any) -> None:
@@ -116,9 +123,8 @@ def results_are_read_a_place_off(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_planted_bug_is_noticed(
-    make_hand: Any, monkeypatch: pytest.MonkeyPatch, mutant: Patch
+    make_hand: Any, expected: list[int], monkeypatch: pytest.MonkeyPatch, mutant: Patch
 ) -> None:
-    expected = churn(make_hand(), 1, 4)
     mutant(monkeypatch)
     with FakeDevice() as device:
         try:
