@@ -79,7 +79,7 @@ def test_draws_follow_the_closed_form(options: dict[str, Any], bench: Any) -> No
     ids=str,
 )  # fmt: skip
 def test_draws_after_a_history_follow_the_closed_form(options: dict[str, Any], bench: Any) -> None:
-    slots = 20_000
+    slots = 4_000
     sampling = bench(VOCAB, slots)
     prompt, answer = [5, 6, 6, 2], [1, 9, 1, 1, 30, 2, 9]
     for slot in range(slots):

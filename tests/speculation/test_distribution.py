@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from models.eagle3_heads import HeadedModel, agreeing_head, random_head
 from models.held import Held
 from models.predictors import agreeing
 from scipy.stats import chisquare
 from speculation.crowd import OPTIONS, VOCAB, held
 
+from asyncinfer.models import load_model
 from asyncinfer.testing import InlineEngine
+from asyncinfer.testing.decoder_run import DecoderRun
 
 #: The only tokens of an answer, and a text that has each three of them in a row once.
 LETTERS = [ord("a"), ord("b")]
@@ -105,20 +108,11 @@ def test_layers_that_predict(folders: tuple[Path, Path], tmp_path: Path, method:
         folder, head = folders
         source, config = held(folder, head=head), {}
     options = {"ignore_eos": True, "temperature": 0.5}
-    every = list(range(VOCAB))
-    asked = [
-        {"prompt": [*PROMPT, *before], "max_tokens": 1, "logprob_token_ids": part, **options}
-        for before in ([], *([token] for token in every))
-        for part in (every[:86], every[86:172], every[172:])
-    ]
-    logprobs: list[list[float]] = [[] for _ in range(1 + VOCAB)]
-    streams, _ = drawn(held(folder), asked)
-    for number, stream in enumerate(streams):
-        (found,) = [one for chunk in stream.chunks for one in chunk.logprobs or ()]
-        by_token = dict(found.top)
-        logprobs[number // 3] += [by_token[token] for token in asked[number]["logprob_token_ids"]]
-    weights = np.exp(np.array(logprobs) / options["temperature"])
-    weights /= weights.sum(axis=1, keepdims=True)
+    befores = [PROMPT, *([*PROMPT, token] for token in range(VOCAB))]
+    run = DecoderRun(load_model(folder, "cpu", torch.float32, max_context=128), befores)
+    run.step({row: len(before) for row, before in enumerate(befores)})
+    logits = torch.stack([each[-1] for each in run.logits])
+    weights = (logits / options["temperature"]).softmax(dim=-1).numpy()
     both = weights[0][:, None] * weights[1:]
 
     asked = [
