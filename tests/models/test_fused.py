@@ -157,7 +157,8 @@ def test_with_the_kernels_themselves(family: str, changes: dict[str, Any], tmp_p
 @pytest.mark.usefixtures("kernels")
 def test_adapters_with_the_kernels_themselves(tmp_path: Path) -> None:
     model, made = loaded("llama", LLAMA["plain"], tmp_path)
-    check_adapters(model, made, tmp_path, 12)
+    # More than 64 tokens at once, beyond what the kernels of few tokens take.
+    check_adapters(model, made, tmp_path, 25)
 
 
 @pytest.mark.usefixtures("kernels")
