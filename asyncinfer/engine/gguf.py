@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,9 +19,12 @@ from asyncinfer.weights.gguf import read_header
 
 __all__ = ["load_gguf"]
 
-#: A file's numbers of how vectors of tokens become one. Of 0 each token's stays.
-_POOLINGS: Final[Mapping[object, Literal["last", "mean"] | None]] = {0: None, 1: "mean", 3: "last"}
-
+#: A file's numbers of how vectors of tokens become one. Others than those of None are not known.
+_POOLINGS: Final[Mapping[int, Literal["last", "mean"] | None]] = {
+    **dict.fromkeys((-1, 0, (1 << 32) - 1)),
+    1: "mean",
+    3: "last",
+}
 #: Our options -> keys of a file, after `general.sampling.`.
 _OPTIONS: Final = {
     "temperature": "temp",
@@ -46,26 +49,27 @@ def load_gguf(
     metadata = header.metadata
     # First, since all other keys depend on the architecture.
     gguf_architecture(metadata, str(path))
-    modules = _modules(metadata, path)
+    pooling, unknown = _pooling(metadata)
+    modules = None if pooling is None else EmbeddingModules(pooling)
     tokenizer = gguf_tokenizer(metadata, str(path))
     template = gguf_template(metadata, str(path), tokenizer.shield)
     defaults = _defaults(metadata, path)
     runner = open_runner(path, config, tokenizer.vocab_size, progress, draft=draft, head=head)
-    notes = (*runner.notes, *template.notes)
+    notes = (*runner.notes, *template.notes, *unknown)
     return Loaded(
         runner, tokenizer, template, defaults, notes, runner.architecture, runner.dtype, modules
     )
 
 
-def _modules(metadata: Mapping[str, Any], path: Path) -> EmbeddingModules | None:
-    """How the file's model makes embeddings; None where it does not say."""
+def _pooling(metadata: Mapping[str, Any]) -> tuple[Literal["last", "mean"] | None, Sequence[str]]:
+    """How the file's model makes an embedding of the vectors of tokens; None where it does not say.
+    With notes where it says so in a way that is not known, which matters to embeddings alone."""
     key = f"{metadata['general.architecture']}.pooling_type"
     kind = metadata.get(key, 0)
-    if isinstance(kind, bool) or kind not in _POOLINGS:
-        known = "must be 1 (mean) or 3 (last), or 0 for none"
-        raise ModelLoadError(f"{key}={short_repr(kind)}: {known}", file=str(path))
-    pooling = _POOLINGS[kind]
-    return None if pooling is None else EmbeddingModules(pooling)
+    if type(kind) is int and kind in _POOLINGS:
+        return _POOLINGS[kind], ()
+    known = "1 (mean) and 3 (last) are known; an embedding is the last token's vector"
+    return None, [f"{key}={short_repr(kind)}: {known}"]
 
 
 def _defaults(metadata: Mapping[str, Any], path: Path) -> GenerationDefaults:

@@ -96,22 +96,23 @@ class PromptReader:
             self._check_chars(len(text))
             return self._loaded.tokenizer.encode(text) or [*prompt[-1:]]
         except InvalidRequest as error:
-            raise type(error)("negative_prompt", error.value, error.bound) from error
+            raise InvalidRequest("negative_prompt", error.value, error.bound) from error
 
     def check_messages(self, messages: Sequence[Any]) -> None:
         """Refuse messages before a template sees them: it may take long, and writes at least the
         messages' contents."""
         chars = message_chars(messages)
-        self._check_limit(chars, "of messages")
         # Only these roles: a template may leave out the assistant's reasoning.
         self._check_context(message_chars(messages, _SHOWN), "of messages")
+        self._check_limit(chars, "of messages")
         if not chars and not any(map(_says_something, messages)):
             raise InvalidRequest("prompt", messages, "is empty: no message has any content")
 
     def _check_chars(self, chars: int) -> None:
         """Refuse a text that is too long before anybody tokenises it."""
-        self._check_limit(chars)
+        # First: agents know its error as the one at which they shorten a conversation.
         self._check_context(chars)
+        self._check_limit(chars)
 
     def _check_limit(self, chars: int, what: str = "") -> None:
         most = self._config.max_prompt_chars

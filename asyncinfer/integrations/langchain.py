@@ -145,8 +145,8 @@ class ChatAsyncInfer(BaseChatModel):
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
         """The tokens of a prompt of these messages, for `trim_messages(token_counter=model)`. That
-        also counts parts of a conversation. Where the chat template takes none such, they count as
-        their texts alone."""
+        also counts parts of a conversation. Where the chat template takes none such, and where
+        they are far beyond the context, they count as their texts alone."""
         chat = chat_messages(messages)
         offered = None if tools is None else [convert_to_openai_tool(tool) for tool in tools]
         told = self.options.get("template_options")
@@ -154,7 +154,7 @@ class ChatAsyncInfer(BaseChatModel):
         try:
             return tokenizer.count(chat, tools=offered, template_options=told) if chat else 0
         except InvalidRequest as error:
-            if error.field != "messages":
+            if error.field != "messages" and not isinstance(error, PromptTooLong):
                 raise
             return sum(self.get_num_tokens(message.text) for message in messages)
 

@@ -105,15 +105,18 @@ def response_format(value: Any) -> dict[str, Any]:
         bound = "must have type 'text', 'json_object' or 'json_schema'"
         raise InvalidRequest("response_format", value, bound)
     check_names("response_format", value, _FORMAT)
-    if kind == "json_object" and value.get("schema") is not None:
-        # As clients of llama.cpp ask for it.
-        kind = "json_schema"
+    if kind == "json_object" and value.get("json_schema") is None:
+        # Clients of llama.cpp have a schema beside it.
+        schema = value.get("schema")
+        if not isinstance(schema, Mapping | None):
+            raise InvalidRequest("response_format.schema", schema, "must be an object")
+        return {"json_schema": dict(schema)} if schema else {"json_object": True}
     if kind != "json_schema":
         for name in ("schema", "json_schema"):
             if value.get(name) is not None:
                 bound = f"needs type 'json_schema': 'type' is {kind!r}"
                 raise InvalidRequest(f"response_format.{name}", value[name], bound)
-        return {"json_object": True} if kind == "json_object" else {}
+        return {}
     # The Responses protocol has the schema beside the type.
     holder = value.get("json_schema", value)
     schema = None

@@ -94,8 +94,10 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
     if opens is None:
         opens = kind != "gpt2" or read.name("pre") in _WITH_BOS
     first = bos if opens else None
-    # Vectors of embedding models are those of this token.
-    last = eos if read.flag("add_eos_token") else None
+    # Of vectors of the mean or the last token: another model would go on after an end.
+    pooling = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+    embeds = isinstance(pooling, int) and pooling in (1, 3)
+    last = eos if read.flag("add_eos_token") and embeds else None
     if first is not None or last is not None:
         backend.post_processor = _framing(tokens, first, last)
     control = {token: index for index, token in enumerate(tokens) if kinds[index] == _CONTROL}

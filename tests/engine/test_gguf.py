@@ -12,7 +12,8 @@ import torch
 from models.families import random_model
 from models.gguf_files import write_gguf
 
-from asyncinfer import Engine, ModelLoadError
+from asyncinfer import Engine, EngineConfig, ModelLoadError
+from asyncinfer.engine.gguf import load_gguf
 from asyncinfer.models import NAMED_MODELS, pulled
 from asyncinfer.weights.gguf import header, read_header
 from asyncinfer.weights.gguf.header import GgufHeader
@@ -74,11 +75,15 @@ async def test_the_file_says_how_to_embed(number: int, pooling: str, tmp_path: P
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_an_unknown_pooling_is_refused(tmp_path: Path) -> None:
-    said = {"llama.pooling_type": 2}
+@pytest.mark.parametrize(("kind", "notes"), [(4, 1), ([3], 1), ((1 << 32) - 1, 0)])
+async def test_a_pooling_that_is_not_known_is_noted(kind: Any, notes: int, tmp_path: Path) -> None:
+    """Rerankers say 4, and answer. A prompt of theirs does not end with the EOS token."""
+    said = {"llama.pooling_type": kind, "tokenizer.ggml.add_eos_token": True}
     path = write_gguf(random_model("llama", "plain"), tmp_path / "model.gguf", **said)
-    with pytest.raises(ModelLoadError, match=r"llama\.pooling_type=2: must be 1 \(mean\) or 3"):
-        await Engine.open(path)
+    loaded = load_gguf(path, EngineConfig(device="cpu", max_context=64), None)
+    loaded.runner.close()
+    assert [note.startswith("llama.pooling_type=") for note in loaded.notes] == [True] * notes
+    assert 1 not in loaded.tokenizer.encode("ab!")
 
 
 @pytest.mark.anyio

@@ -100,6 +100,12 @@ async def engine(gate: StepGate) -> AsyncIterator[Engine]:
             "type: xml",
         ),
         (
+            CHATS,
+            {"messages": CHAT, "response_format": {"type": "json_object", "schema": 5}},
+            "response_format.schema",
+            "object",
+        ),
+        (
             "/v1/responses",
             {"input": "x", "text": {"format": {"type": "text", "json_shema": SCHEMA}}},
             "text.format.json_shema",
