@@ -17,7 +17,7 @@ MOST = {
     "cache": 2_376,
     "cli": 3_355,
     "clients": 572,
-    "doctor": 693,
+    "doctor": 694,
     "engine": 9_202,
     "files": 206,
     "grammar": 1_310,

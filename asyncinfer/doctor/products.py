@@ -26,8 +26,8 @@ HELD: Final = {
     "int4": (torch.float32, "int4", 4),
 }
 _EXPERTS: Final = re.compile(r"layers\.\d+\.experts\.(?:up|down)\.weight")
-#: Repetitions of a timing, of which the best counts: what else runs only makes one longer. A timing
-#: that takes so many seconds is not repeated.
+#: Repetitions of a timing, of which the best counts: what else runs only makes one longer. The
+#: first only warms up, and one that takes so many seconds is the last.
 _REPEAT: Final = 3
 _LONG: Final = 0.1
 #: Bytes of the weights that are timed, more than most caches hold, and numbers of the largest.
@@ -157,12 +157,13 @@ def _pass_seconds(layers: list[Linear], rows: int, inputs: int, dtype: torch.dty
 
 
 def _best(run: Callable[[], object]) -> float:
-    run()
     best = math.inf
-    for _ in range(_REPEAT):
+    for turn in range(1 + _REPEAT):
         began = time.perf_counter()
         run()
-        best = min(best, time.perf_counter() - began)
-        if best >= _LONG:
+        spent = time.perf_counter() - began
+        if turn or spent >= _LONG:
+            best = min(best, spent)
+        if spent >= _LONG:
             break
     return best

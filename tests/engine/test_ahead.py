@@ -77,7 +77,7 @@ def run(engine: InlineEngine, streams: list[Any]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("overlap", [1, 2, 4, 8, None])
+@pytest.mark.parametrize("overlap", [1, 4, None])
 def test_what_is_drawn_past_a_stop_is_thrown_away(device: FakeDevice, overlap: int | None) -> None:
     found = []
     for engine in engines(device, overlap, prefix_cache=False):

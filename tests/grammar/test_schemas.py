@@ -26,6 +26,9 @@ from asyncinfer.text import Tokenizer
 jsonschema = pytest.importorskip("jsonschema")
 
 SCHEMAS = schemas()
+EVERY = range(len(SCHEMAS))
+#: Enough to draw from another vocabulary, or by another model.
+HALF = EVERY[::2]
 #: Answers asked for at once, those of other kinds included.
 BATCH = 32
 #: More than nearly every answer takes.
@@ -94,11 +97,11 @@ async def answer(engine: Engine, index: int, most: int) -> Completion:
     return await engine.generate("q", json_schema=SCHEMAS[index], max_tokens=most, seed=index)
 
 
-async def answers(engine: Engine, most: int = ROOM) -> Answers:
-    """To every schema, in batches beside requests of other kinds and beside some that leave."""
+async def answers(engine: Engine, most: int = ROOM, wanted: range = EVERY) -> Answers:
+    """To the schemas `wanted`, in batches beside requests of other kinds and some that leave."""
     found = Answers(most)
-    for first in range(0, len(SCHEMAS), BATCH - 8):
-        part = range(first, min(first + BATCH - 8, len(SCHEMAS)))
+    for first in range(0, len(wanted), BATCH - 8):
+        part = wanted[first : first + BATCH - 8]
         done = await asyncio.gather(
             *(answer(engine, index, most) for index in part),
             *others(engine, first),
@@ -106,7 +109,7 @@ async def answers(engine: Engine, most: int = ROOM) -> Answers:
         )
         for index, each in zip(part, done, strict=False):
             found.add(SCHEMAS[index], each)
-    assert len(found.texts) == len(SCHEMAS)
+    assert len(found.texts) == len(wanted)
     stats = engine.stats()
     assert stats.running == stats.waiting == stats.paused == 0
     return found
@@ -132,10 +135,10 @@ async def test_every_answer_is_accepted_alone_with_tokens_of_many_bytes(
 ) -> None:
     alone = Answers()
     async with Engine(FakeModel(strict=False, blocks=4096, tokenizer=tokenizer)) as engine:
-        for index, schema in enumerate(SCHEMAS):
-            alone.add(schema, await answer(engine, index, ROOM))
-        assert (await answers(engine)).texts == alone.texts
-    assert alone.cut <= len(SCHEMAS) // 20
+        for index in HALF:
+            alone.add(SCHEMAS[index], await answer(engine, index, ROOM))
+        assert (await answers(engine, wanted=HALF)).texts == alone.texts
+    assert alone.cut <= len(HALF) // 20
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +148,7 @@ def shipped() -> Answers:
     async def run() -> Answers:
         # So few blocks that a batch does not fit.
         async with Engine(max_context=128, kv_bytes=1 << 21, block_size=8) as engine:
-            found = await answers(engine, most=FEW)
+            found = await answers(engine, most=FEW, wanted=HALF)
             assert engine.stats().preemptions > 0
             return found
 
@@ -154,7 +157,7 @@ def shipped() -> Answers:
 
 @pytest.mark.slow
 def test_every_answer_of_the_shipped_model_is_accepted(shipped: Answers) -> None:
-    assert shipped.cut <= len(SCHEMAS) // 3
+    assert shipped.cut <= 2 * len(HALF) // 5
 
 
 @pytest.mark.slow
@@ -164,10 +167,11 @@ def test_every_answer_of_the_shipped_model_is_accepted_alone(shipped: Answers) -
     # Of a step this small several threads make much more work.
     use_cpu_threads(1)
     cut = 0
-    # Every schema was answered alone by the fake model.
-    part = range(0, len(SCHEMAS), 3)
-    for index in part:
-        schema, text = SCHEMAS[index], shipped.texts[index]
+    # Others were answered alone by the fake model.
+    part = range(0, len(HALF), 3)
+    for at in part:
+        index, text = HALF[at], shipped.texts[at]
+        schema = SCHEMAS[index]
         # One that needs more room needs it here, too, and shows how it begins.
         most = FEW if text else BEGINNING
         stream = engine.submit("q", json_schema=schema, max_tokens=most, seed=index)
@@ -180,7 +184,7 @@ def test_every_answer_of_the_shipped_model_is_accepted_alone(shipped: Answers) -
             cut += 1
     use_cpu_threads(before)
     engine.core.close()
-    assert cut <= sum(shipped.texts[index] is None for index in part) + len(part) // 50
+    assert cut <= sum(shipped.texts[at] is None for at in part) + len(part) // 50
 
 
 def test_no_document_that_a_schema_allows_is_forbidden(tokenizer: Tokenizer) -> None:

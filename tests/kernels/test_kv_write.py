@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kernels.compiled import recorded
-from kernels.targets import Target
+from kernels.targets import ONE_DTYPE, Target
 
 from asyncinfer.kernels import ops, reference, triton
 from asyncinfer.kernels.reference.kv_write import quantise
@@ -112,6 +112,7 @@ def test_kv_write(
 @pytest.mark.parametrize("storage", STORAGE, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
 @pytest.mark.parametrize("norm", ["", "qk_norm", "plus_one"])
+@pytest.mark.parametrize("target", ONE_DTYPE, indirect=True)
 def test_rope_kv_write(
     target: Target,
     heads: int,

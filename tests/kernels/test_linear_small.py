@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kernels.compiled import recorded
-from kernels.targets import Target
+from kernels.targets import ONE_DTYPE, Target
 
 from asyncinfer.kernels import ops, triton
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS, Tiles, tiles_for
@@ -67,6 +67,7 @@ def test_products(target: Target, tokens: int, outputs: int, inputs: int) -> Non
 
 @pytest.mark.parametrize("tokens", [1, 4, 9, 20])
 @pytest.mark.parametrize(("outputs", "inputs"), [(70, 96), (34, 600)])
+@pytest.mark.parametrize("target", ONE_DTYPE, indirect=True)
 def test_what_comes_before_and_after(
     target: Target, tokens: int, outputs: int, inputs: int
 ) -> None:
