@@ -102,17 +102,16 @@ class PromptReader:
         """Refuse messages before a template sees them: it may take long, and writes at least the
         messages' contents."""
         chars = message_chars(messages)
+        self._check_limit(chars, "of messages")
         # Only these roles: a template may leave out the assistant's reasoning.
         self._check_context(message_chars(messages, _SHOWN), "of messages")
-        self._check_limit(chars, "of messages")
         if not chars and not any(map(_says_something, messages)):
             raise InvalidRequest("prompt", messages, "is empty: no message has any content")
 
     def _check_chars(self, chars: int) -> None:
         """Refuse a text that is too long before anybody tokenises it."""
-        # First: agents know its error as the one at which they shorten a conversation.
-        self._check_context(chars)
         self._check_limit(chars)
+        self._check_context(chars)
 
     def _check_limit(self, chars: int, what: str = "") -> None:
         most = self._config.max_prompt_chars

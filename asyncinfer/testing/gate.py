@@ -35,12 +35,9 @@ class StepGate:
             if not self._is_open:
                 self._permits -= 1
 
-    def close(self) -> int:
-        """Hold the steps that arrive from now on. Returns how many arrived before: one more has
-        arrived when a step is held."""
+    def close(self) -> None:
         with self._condition:
             self._is_open = False
-            return self.arrived
 
     def open(self) -> None:
         with self._condition:

@@ -283,10 +283,11 @@ async def test_aclose_by_several_tasks(
         return limits[-1]
 
     async with open_engine() as engine:
+        # A step that passed it later could end the stream before all of the tasks close it.
+        gate.close()
         stream = engine.stream("hello", **LONG)
+        gate.let(1)
         await anext(stream)
-        # A step that had passed the gate could end the stream before all of the tasks close it.
-        await anyio.to_thread.run_sync(gate.wait_arrived, gate.close() + 1)
         with monkeypatch.context() as patched:
             patched.setattr(
                 "anyio.move_on_after",
