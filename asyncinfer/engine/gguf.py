@@ -19,7 +19,7 @@ from asyncinfer.weights.gguf import read_header
 
 __all__ = ["load_gguf"]
 
-#: A file's numbers of how vectors of tokens become one. Others than those of None are not known.
+#: The numbers by which a file names how the vectors of tokens become one; None: it does not say.
 _POOLINGS: Final[Mapping[int, Literal["last", "mean"] | None]] = {
     **dict.fromkeys((-1, 0, (1 << 32) - 1)),
     1: "mean",

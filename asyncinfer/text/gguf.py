@@ -94,7 +94,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
     if opens is None:
         opens = kind != "gpt2" or read.name("pre") in _WITH_BOS
     first = bos if opens else None
-    # Of vectors of the mean or the last token: another model would go on after an end.
+    # Of embedding models alone: a model that generates would go on after its prompt's end.
     pooling = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
     embeds = isinstance(pooling, int) and pooling in (1, 3)
     last = eos if read.flag("add_eos_token") and embeds else None
