@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import torch
@@ -29,6 +30,8 @@ __all__ = ["ReplayExecutor"]
 
 #: The number of the step of a kind that is recorded. A later one is computed twice.
 _STEPS: Final = 4
+#: The most rows whose head is recorded: the logits of more would take much memory.
+_HEAD_ROWS: Final = 32
 #: Seconds of a replay above which the next one is made layer by layer, since a program may end
 #: between two layers.
 _LONG: Final = 0.25
@@ -47,6 +50,9 @@ class _Recorded(NamedTuple):
     calls: RecordedCalls
     #: The hidden states that the calls leave, with room for those of the longest chunk.
     hidden: torch.Tensor
+    #: The logits of all rows that they leave, in the model's dtype; None where the head is not
+    #: recorded.
+    logits: torch.Tensor | None
     #: Tokens of the recorded step, and the most of one that may be replayed.
     tokens: int
     most_tokens: float
@@ -55,6 +61,7 @@ class _Recorded(NamedTuple):
 class ReplayExecutor(EagerExecutor):
     """An `EagerExecutor` that replays the layers of steps in which each row has one query token, or
     all but a last one, with a chunk of a prompt, where a CPU's native code computes all of them.
+    The head of few rows that decode is replayed with them, if native code computes it.
     Python's part of such a step is longer than that of the numbers in a small model, and holds the
     GIL.
 
@@ -89,8 +96,19 @@ class ReplayExecutor(EagerExecutor):
         #: Steps that could have been recorded.
         self._steps = Counter[_Kind]()
         self._seconds = 0.0
+        #: The hidden states of the last step, and their logits if they are computed already.
+        self._computed: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._has_plugin = False
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        computed, self._computed = self._computed, None
+        if computed is not None and computed[0] is hidden:
+            # A plugin may keep logits beyond its step, and the next one writes to the recorded.
+            return computed[1].to(torch.float32, copy=self._has_plugin)
+        return super().logits(hidden)
 
     def forward(self, arrays: StepArrays) -> torch.Tensor:
+        self._computed = None
         kind, chunk = self._kind_of(arrays), None
         if kind is not None and kind.chunk:
             chunk = self._chunk_of(arrays)
@@ -104,7 +122,12 @@ class ReplayExecutor(EagerExecutor):
             if trusted or chunk is None or tokens != recorded.tokens:
                 self._replay(recorded.calls, arrays, chunk)
                 hidden = recorded.hidden[:tokens]
-                return hidden if trusted else self._compared(kind, arrays, hidden)
+                if not trusted:
+                    return self._compared(kind, arrays, hidden, recorded.logits)
+                if recorded.logits is not None:
+                    self._computed = hidden, recorded.logits
+                    self._has_plugin = self.sampling.calls_plugins(arrays.draw_slots)
+                return hidden
         elif tokens <= self._limits.get(kind, tokens):
             self._steps[kind] += 1
             # In a chunk of as many tokens as rows, a call's count would not tell which it counts.
@@ -114,13 +137,17 @@ class ReplayExecutor(EagerExecutor):
                 self._limits[kind] = tokens // 2 if chunk is not None and made is None else 0
         return super().forward(arrays)
 
-    def _compared(self, kind: _Kind, arrays: StepArrays, found: torch.Tensor) -> torch.Tensor:
+    def _compared(
+        self, kind: _Kind, arrays: StepArrays, found: torch.Tensor, logits: torch.Tensor | None
+    ) -> torch.Tensor:
         """What the layers give for a step that was replayed. The recording is used from now on if
         it gave the same bits, and otherwise never again."""
         found = found.clone()
         hidden = super().forward(arrays)
-        bits = torch.int32 if hidden.dtype is torch.float32 else torch.int16
-        if torch.equal(found.view(bits), hidden.contiguous().view(bits)):
+        equal = _same_bits(found, hidden)
+        if equal and logits is not None:
+            equal = _same_bits(logits, self.decoder.logits(hidden, as_stored=True))
+        if equal:
             self._trusted.add(kind)
         else:
             self._recorded[kind] = None
@@ -156,20 +183,31 @@ class ReplayExecutor(EagerExecutor):
         if self._inputs is None:
             self._inputs = FixedInputs(self.decoder, self._paged, self._spec)
         self._send(arrays, chunk)
-        kv, rows = chunk.kv if chunk else None, arrays.decode_rows
-        recording = Recording(self._arena, self._most_threads, kv, MOST_CHUNK)
-        try:
-            x, one = self._inputs.first(rows, self._spec.max_context, chunk)
-            with recording.begun():
-                for layer in self.decoder.layers:
-                    x = layer(x, one)
-                    recording.end_layer()
-            calls, most = recording.made(), rows + MOST_CHUNK if chunk else rows
-            hidden = x.as_strided((most, x.shape[1]), x.stride())
-            return _Recorded(calls, hidden, len(x), min(most, calls.most_rows))
-        except Exception:
+        head = chunk is None and arrays.decode_rows <= _HEAD_ROWS
+        for with_head in (True, False) if head else (False,):
             # `CannotRecord`, or an error of a family's own code, which is not to know of this.
-            return None
+            with suppress(Exception):
+                return self._record(arrays.decode_rows, chunk, with_head=with_head)
+        return None
+
+    def _record(self, rows: int, chunk: PromptChunk | None, *, with_head: bool) -> _Recorded:
+        """A recording of the layers for so many decode rows, and of the head. Raises `CannotRecord`
+        where there cannot be one."""
+        assert self._inputs is not None
+        kv = chunk.kv if chunk else None
+        recording = Recording(self._arena, self._most_threads, kv, MOST_CHUNK)
+        x, one = self._inputs.first(rows, self._spec.max_context, chunk)
+        logits = None
+        with recording.begun():
+            for layer in self.decoder.layers:
+                x = layer(x, one)
+                recording.end_layer()
+            if with_head:
+                logits = self.decoder.logits(x, as_stored=True)
+                recording.end_layer()
+        calls, most = recording.made(), rows + MOST_CHUNK if chunk else rows
+        hidden = x.as_strided((most, x.shape[1]), x.stride())
+        return _Recorded(calls, hidden, logits, len(x), min(most, calls.most_rows))
 
     def _send(self, arrays: StepArrays, chunk: PromptChunk | None) -> None:
         """Put the inputs of a step where recorded calls read them."""
@@ -202,6 +240,11 @@ class ReplayExecutor(EagerExecutor):
         self._seconds = time.perf_counter() - began
         if chunk is not None:
             chunk.copy.added(chunk.start + chunk.tokens)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    bits = torch.int32 if one.dtype is torch.float32 else torch.int16
+    return torch.equal(one.view(bits), other.contiguous().view(bits))
 
 
 def _can_record(decoder: Decoder, kv: Sequence[KVCache | StateCache]) -> bool:

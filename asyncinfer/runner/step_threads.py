@@ -23,10 +23,11 @@ __all__ = ["StepThreads"]
 
 #: Seconds between looks. The system counts cores' time in hundredths of a second.
 INTERVAL: Final = 0.2
-#: Another thread is added for this much of another free core, and removed below half of one. In
-#: between the number stays, since a change moves data between caches.
-_WANTED: Final = 0.75
-_KEPT: Final = 0.5
+#: Another thread is added for this much of another free core, and removed below the second share.
+#: In between the number stays, since a change moves data between caches. Half of a core is worth a
+#: thread, because those of a replayed step do not wait for one that is not running.
+_WANTED: Final = 0.5
+_KEPT: Final = 0.4
 #: If the step's own threads used less than this share of a core since the last look, the engine was
 #: idle, and the time of other programs says little about now.
 _IDLE: Final = 0.5
@@ -89,11 +90,11 @@ class StepThreads:
             return
         everybody, own = used[0] - before[0], used[1] - before[1]
         others, count = max(0.0, everybody - own) / seconds, self.count
-        if own < _IDLE * seconds and self._cores - others + _KEPT < self._most:
+        if own < _IDLE * seconds and self._cores - others + 1 - _KEPT < self._most:
             others = min(others, self._others_now())
         free = self._cores - others
-        if free + _KEPT < count:
-            count = int(free + _KEPT)
+        if free + 1 - _KEPT < count:
+            count = int(free + 1 - _KEPT)
         elif free + 1 - _WANTED >= count + 1:
             count = int(free + 1 - _WANTED)
         count = max(1, min(self._most, count))

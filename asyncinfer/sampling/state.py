@@ -144,6 +144,10 @@ class SamplingState:
         """Undo what the last step changed in plugins, since it will be computed again."""
         self._plugins.roll_back()
 
+    def calls_plugins(self, slots: I64) -> bool:
+        """Whether a plugin is given the logits of any of these slots."""
+        return bool((self._table["uses"][slots] & Uses.PLUGIN).any())
+
     def uses(self, slots: I64) -> int:
         """The options that any of these slots uses, as `Uses`."""
         return int(np.bitwise_or.reduce(self._table["uses"][slots]))
@@ -182,8 +186,7 @@ class SamplingState:
             tokens, peak = draw_fused(logits, positions, table, fusing)
             drawn = np.flatnonzero((drawing != 0) & ~fusing)
         elif drawn.size + drawn_by_plugins == len(slots):
-            # No row is greedy: the largest logit will do, and to find its token takes ten times as
-            # long.
+            # No row is greedy: the largest logit will do. To find its token takes far longer.
             peak = logits.amax(dim=-1)
             tokens = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
         else:

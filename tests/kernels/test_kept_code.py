@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from asyncinfer.kernels.native import calls, packed_kernel
 from asyncinfer.kernels.native import packed as module
-from asyncinfer.kernels.native import packed_kernel
 from asyncinfer.kernels.native.host import compiled, host
 from asyncinfer.kernels.native.kept_code import kept_code, source_hash
 from asyncinfer.kernels.native.packed import PackedKernel
@@ -136,7 +136,7 @@ def test_several_writers_at_once(tmp_path: Path) -> None:
 def test_kept_code_computes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, region = host(), parallel_region()
     assert target is not None
-    monkeypatch.setattr(module, "compiled", partial(compiled, folder=tmp_path))
+    monkeypatch.setattr(calls, "compiled", partial(compiled, folder=tmp_path))
     generator = torch.Generator().manual_seed(1)
     blocks = torch.randint(0, 192, (96, 8, 18), generator=generator, dtype=torch.uint8) & 0xBF
     x = torch.randn(9, 256, generator=generator)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from asyncinfer.kernels import onednn
 from asyncinfer.kernels.native import BlockedWeight, blocked
 from asyncinfer.kernels.native.blocked import BlockedKernel, blocked_kernel
-from asyncinfer.kernels.native.blocked_code import blocked_code
-from asyncinfer.kernels.native.host import host
+from asyncinfer.kernels.native.blocked_code import blocked_code, parts_of
+from asyncinfer.kernels.native.host import compiled, host
+from asyncinfer.kernels.native.team_code import CLAIMED, FREE, READY, STORING
 from asyncinfer.kernels.native.threads import parallel_region
 from asyncinfer.machine import cpuinfo
 
@@ -91,9 +96,80 @@ def test_products_of_bfloat16_with_and_without_an_instruction_for_pairs(rounds: 
     assert kernel.pairs is rounds
     x = torch.randn(101, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
     place = torch.ops.mkldnn.data_ptr(reordered)
-    found = kernel(x, place, 320, 512, kernel.block_bytes(512))
+    found = kernel(x, place, 320, 512, kernel.block_bytes(512), most_rows=1 << 62)
     right = x.double() @ weight.double().T
     assert (found.double() - right).abs().amax() <= 1e-2 * right.abs().amax()
+
+
+class Shared:
+    """One thread's share of a product of 101 rows, with a state for each of ten parts: five blocks
+    of 64 outputs, for 96 rows and for five."""
+
+    def __init__(self) -> None:
+        here, region = host(), parallel_region()
+        assert here is not None
+        assert region is not None
+        weight, self._kept, _ = laid_out((320, 512), torch.float32)
+        text = functools.partial(blocked_code, "float32", here.lanes, pairs=False)
+        names, symbols = ("product_share",), {"GOMP_parallel": region}
+        (address,) = compiled("share", text, here, names, symbols)
+        self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        self._x = torch.randn(101, 512, generator=torch.Generator().manual_seed(1))
+        self.right = self._x @ weight.T
+        self.y = torch.zeros(101, 320)
+        self.states = np.full(parts_of(320, 101), FREE)
+        place = torch.ops.mkldnn.data_ptr(self._kept)
+        places = place, self._x.data_ptr(), self.y.data_ptr(), 320, 512, 64 * 512 * 4, 101, 1
+        self.task = np.array([*places, self.states.ctypes.data, 0])
+
+    def run(self) -> None:
+        self.call(self.task.ctypes.data)
+
+    def is_right(self) -> torch.Tensor:
+        """bool `[10]`: which parts are in the result."""
+        close = torch.isclose(self.y, self.right, rtol=1e-4, atol=1e-4)
+        of_turns = [turn.unflatten(1, (5, 64)).all(2).all(0) for turn in close.split(96)]
+        return torch.cat(of_turns)
+
+
+def test_a_part_that_another_thread_holds_for_long_is_computed_here_too() -> None:
+    shared = Shared()
+    # One of the others began these, and is not running. They are the only ones of which this
+    # thread cannot know how long they take.
+    shared.states[[2, 7, 9]] = CLAIMED
+    shared.run()
+    assert shared.is_right().all()
+    assert (shared.states == READY).all()
+
+
+def test_parts_that_another_thread_chose_and_did_not_begin_are_computed_here() -> None:
+    shared = Shared()
+    shared.task[-1] = 8
+    shared.run()
+    assert shared.is_right().all()
+    assert (shared.states == READY).all()
+
+
+def test_a_thread_that_comes_late_stores_nothing() -> None:
+    """By then the memory of the result may be that of another one."""
+    shared = Shared()
+    shared.states[:] = READY
+    shared.run()
+    assert not shared.y.any()
+
+
+def test_a_part_that_is_stored_by_another_thread_is_waited_for() -> None:
+    shared = Shared()
+    shared.states[4] = STORING
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(shared.run)
+        while (np.delete(shared.states, 4) != READY).any():
+            assert not run.done()
+        shared.y[:96, 256:] = shared.right[:96, 256:]
+        assert not run.done()
+        shared.states[4] = READY
+        run.result(timeout=60)
+    assert shared.is_right().all()
 
 
 def test_weights_that_the_kernel_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from asyncinfer.kernels import onednn
 from asyncinfer.kernels.dispatch import CannotRecord
 from asyncinfer.kernels.native import (
     Arena,
@@ -62,6 +64,35 @@ def test_a_replay_computes_with_what_lies_there_now() -> None:
         for _ in range(5):
             right = layer(right, weight)
         calls.replay(2, 7)
+        assert torch.equal(found, right)
+
+
+def test_more_threads_than_cores_make_the_same_calls() -> None:
+    """Threads lose their core at any place then."""
+    weight = torch.randn(512, 512, generator=torch.Generator().manual_seed(3)) * 0.05
+    reordered = onednn.reorder(weight)
+    product = onednn.blocked(reordered, (512, 512))
+    if product is None:
+        pytest.skip("oneDNN has another layout here")
+    x, scale = some(4, 512), some(512)
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        found = rms_norm(product(x), scale, 1e-5)
+        assert found is not None
+        return found
+
+    recording, found = Recording(Arena(), 2 * (os.cpu_count() or 1) + 1), x
+    with recording.begun():
+        for _ in range(6):
+            found = normed(found)
+            recording.end_layer()
+    calls = recording.made()
+    for _ in range(40):
+        x.copy_(some(4, 512))
+        right = x
+        for _ in range(6):
+            right = normed(right)
+        calls.replay(recording.most_threads, 1)
         assert torch.equal(found, right)
 
 

@@ -157,10 +157,10 @@ def test_code_for_arm_is_what_llvm_reads() -> None:
     target = host_of("aarch64", {"neon": True})
     assert target is not None
     for layout in (FOUR, E4M3, Q5_0, Q6_K):
-        binding.parse_assembly(packed_code(layout, target, parallel=True)).verify()
+        binding.parse_assembly(packed_code(layout, target)).verify()
     for layout, code in ((NF4, "nf4"), (XS, "iq4")):
         with pytest.raises(RuntimeError, match=f"looks up {code}"):
-            packed_code(layout, target, parallel=True)
+            packed_code(layout, target)
 
 
 def test_processors_without_a_kernel() -> None:

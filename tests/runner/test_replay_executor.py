@@ -19,14 +19,16 @@ from asyncinfer.kernels import onednn
 from asyncinfer.kernels.native import ChunkKV, RecordedCalls, available, prefill_kernel
 from asyncinfer.layers import DecoderLayer, ForwardPass
 from asyncinfer.models import Decoder, ModelConfig, tensor_table
+from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.runner import replay_executor as module
+from asyncinfer.scheduler import ChosenSampler
 
 pytestmark = pytest.mark.skipif(not available(), reason="no native code for this processor")
 
 #: Wide enough for native code on every processor that has some.
 WIDE = ModelConfig(
     architecture="LlamaForCausalLM",
-    vocab_size=60,
+    vocab_size=64,
     hidden_size=128,
     intermediate_size=192,
     num_layers=2,
@@ -270,6 +272,71 @@ def test_a_long_replay_is_made_layer_by_layer(
     assert not replays
     # The prompt and each of the steps.
     assert len(between) >= 9 * WIDE.num_layers
+
+
+class Keeper(Sampler, SamplerPlugin):
+    """A sampler that keeps the logits it is given, as one whose call took too long may do."""
+
+    def __init__(self) -> None:
+        self.given: list[torch.Tensor] = []
+        self.copies: list[torch.Tensor] = []
+
+    def open(self, slots: int, vocab_size: int, device: torch.device) -> Keeper:
+        """It is its own parameters, too."""
+        return self
+
+    def join(self, slot: int, params: object) -> None:
+        """Remember nothing."""
+
+    def sample(self, step: SamplerStep) -> None:
+        self.given.append(step.logits)
+        self.copies.append(step.logits.clone())
+
+
+def test_logits_that_a_plugin_keeps_are_not_those_of_the_next_step(
+    hands: MakeHands, replays: list[int]
+) -> None:
+    (hand, _), keeper = hands(WIDE), Keeper()
+    hand.join(0, [1, 2, 3])
+    hand.plan.joins[0].samplers = (ChosenSampler(keeper, "keeper"),)
+    hand.row(0, 0, 3)
+    hand.step()
+    hand.decode(0, 3, 10)
+    assert len(replays) >= 5
+    assert len(keeper.given) == 11
+    for given, copy in zip(keeper.given, keeper.copies, strict=True):
+        assert torch.equal(given, copy)
+
+
+@pytest.mark.parametrize("changes", [{"logit_softcap": 5.0}, {"logit_scale": 0.5}], ids=str)
+def test_a_head_that_calls_torch_is_not_recorded(
+    changes: dict[str, Any], hands: MakeHands, replays: list[int]
+) -> None:
+    hand, right = hands(replace(WIDE, **changes))
+    assert decode(hand, 12) == decode(right, 12)
+    assert len(replays) == 8
+
+
+def test_the_head_of_many_rows_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
+) -> None:
+    heads: list[int] = []
+    logits = Decoder.logits
+
+    def counted(self: Decoder, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
+        heads.append(len(hidden))
+        return logits(self, hidden, **options)
+
+    monkeypatch.setattr(Decoder, "logits", counted)
+    for most, calls in ((ROWS, 8), (ROWS - 1, 13)):
+        monkeypatch.setattr(module, "_HEAD_ROWS", most)
+        heads.clear()
+        hand, _ = hands(WIDE)
+        decode(hand, 12)
+        # Where it is recorded, there are calls in the steps before the replays, in the recording,
+        # and in the step that is computed both ways.
+        assert len(heads) == calls
+    assert len(replays) == 16
 
 
 def test_layers_that_call_torch_are_not_recorded(hands: MakeHands, replays: list[int]) -> None:

@@ -92,11 +92,11 @@ def test_it_is_back_within_a_second_after_the_others_have_gone() -> None:
 
 def test_a_little_interference_changes_nothing() -> None:
     machine = Machine(cores=2, most=2)
-    assert [machine.run((0.4, 1.5)) for _ in range(10)] == [2] * 10
+    assert [machine.run((0.55, 1.4)) for _ in range(10)] == [2] * 10
     machine.run((1.0, 1.0))
     assert machine.threads.count == 1
     # What made it one thread is not quite over.
-    assert [machine.run((0.4, 1.0)) for _ in range(10)] == [1] * 10
+    assert [machine.run((0.55, 1.0)) for _ in range(10)] == [1] * 10
 
 
 def test_no_more_threads_than_asked_for() -> None:

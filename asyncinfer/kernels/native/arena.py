@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-__all__ = ["Arena"]
+__all__ = ["Arena", "aligned"]
 
 #: Numbers of the arena's smallest part, and the multiple that each tensor takes of them: a line of
 #: the cache.
@@ -42,13 +44,14 @@ class Arena:
         while part < len(half) and start + count > len(half[part]):
             part, start = part + 1, 0
         if part == len(half):
-            half.append(_aligned(max(count, _PART)))
+            half.append(torch.from_numpy(aligned(max(count, _PART))))
         self._place = part, start + count
         return half[part][start : start + count].view(dtype)[: prod(shape)].view(*shape)
 
 
-def _aligned(count: int) -> torch.Tensor:
-    """So many float32 numbers from the begin of a cache's line on. numpy's memory, because torch's
+def aligned(count: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """So many numbers from the begin of a cache's line on. numpy's memory, because torch's
     operators are refused while calls are recorded."""
-    memory = np.empty(count + _LINE, np.float32)
-    return torch.from_numpy(memory[-(memory.ctypes.data // 4) % _LINE :][:count])
+    size = np.dtype(dtype).itemsize
+    memory = np.empty(count + 64 // size, dtype)
+    return memory[-(memory.ctypes.data // size) % (64 // size) :][:count]

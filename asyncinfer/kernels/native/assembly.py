@@ -1,11 +1,12 @@
-"""`Assembly`: what all generators of LLVM's code share: types, loops, addresses, threads."""
+"""`Assembly`: vectors of numbers in LLVM's assembly."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from typing import Any
+
+from asyncinfer.kernels.native.tasks import Tasks
 
 __all__ = ["Assembly"]
 
@@ -14,21 +15,16 @@ _SERIES = [math.log(2) ** power / math.factorial(power) for power in range(7)]
 #: The sum of this and a number below 2**22 has the nearest integer in its lowest bits.
 _MAGIC = 1.5 * 2**23
 
-#: A loop's body: takes a builder, an index and values, and returns the values after it.
-_Body = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
-
-class Assembly:
+class Assembly(Tasks):
     """Builds a module of LLVM's assembly. In all methods `b` is an `IRBuilder` of llvmlite."""
 
     def __init__(self, name: str, lanes: int, fields: Sequence[str] = ()) -> None:
-        """`lanes`: float32 numbers of a vector; `fields`: those of a task, 64 bits each."""
-        self._fields = tuple(fields)
-        ir: Any = import_module("llvmlite.ir")
-        self.ir, self.lanes = ir, lanes
-        self.byte, self.half, self.float = ir.IntType(8), ir.HalfType(), ir.FloatType()
-        self.bit, self.i32, self.i64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
-        self.pointer, self.void = ir.PointerType(), ir.VoidType()
+        """`lanes`: float32 numbers of a vector; `fields`: those of a task."""
+        super().__init__(name, fields)
+        ir = self.ir
+        self.lanes = lanes
+        self.half = ir.HalfType()
         self.floats = ir.VectorType(self.float, lanes)
         self.ints = ir.VectorType(self.i32, lanes)
         self._narrow = ir.VectorType(ir.IntType(16), lanes)
@@ -37,8 +33,6 @@ class Assembly:
         self._bfloat = type("BFloatType", (ir.Type,), {"__str__": lambda self: "bfloat"})()
         #: bfloat16 numbers in the place of `floats`: twice as many.
         self.halves = ir.VectorType(self._bfloat, 2 * lanes)
-        self.module = ir.Module(name)
-        self.module.triple = import_module("llvmlite.binding").get_process_triple()
         width = f"v{lanes}f32"
         self.fma = self.declare(f"llvm.fma.{width}", self.floats, *[self.floats] * 3)
         name = f"llvm.vector.reduce.fadd.{width}"
@@ -47,69 +41,6 @@ class Assembly:
         self._highest = self.declare(f"llvm.vector.reduce.fmax.{width}", self.float, self.floats)
         kinds = [self.pointer, self.i32, self.i32, self.i32]
         self._fetch = self.declare("llvm.prefetch.p0", self.void, *kinds)
-
-    def declare(self, name: str, result: Any, *kinds: Any) -> Any:
-        return self.ir.Function(self.module, self.ir.FunctionType(result, kinds), name)
-
-    def begin(self, name: str, *kinds: Any, public: bool = False) -> tuple[Any, Any]:
-        """A function of these arguments that gives nothing, and a builder at its beginning."""
-        function = self.declare(name, self.void, *kinds)
-        if not public:
-            function.linkage = "internal"
-        return function, self.ir.IRBuilder(function.append_basic_block())
-
-    def integer(self, value: int) -> Any:
-        return self.ir.Constant(self.i64, value)
-
-    def at(self, b: Any, pointer: Any, count: Any) -> Any:
-        """The address `count` bytes on."""
-        return b.gep(pointer, [count], source_etype=self.byte)
-
-    def field(self, b: Any, task: Any, name: str) -> Any:
-        """One of the fields of the task at that address, as int64."""
-        return b.load(self._place(b, task, name), typ=self.i64, align=8)
-
-    def address(self, b: Any, task: Any, name: str) -> Any:
-        """One of the fields of a task, as an address."""
-        return b.inttoptr(self.field(b, task, name), self.pointer)
-
-    def counted(self, b: Any, task: Any, name: str) -> Any:
-        """Increment a counter that threads share, and return its value before that."""
-        return b.atomic_rmw("add", self._place(b, task, name), self.integer(1), "monotonic")
-
-    def next_item(self, b: Any, task: Any, count: Any) -> tuple[Any, Any]:
-        """Take an item that no other thread has; the function returns once all `count` are taken.
-        Returns the item's number, and the block to branch to for the next item."""
-        fetch, run, end = (b.append_basic_block() for _ in range(3))
-        b.branch(fetch)
-        b.position_at_end(fetch)
-        index = self.counted(b, task, "next")
-        b.cbranch(b.icmp_signed("<", index, count), run, end)
-        b.position_at_end(end)
-        b.ret_void()
-        b.position_at_end(run)
-        return index, fetch
-
-    def _place(self, b: Any, task: Any, name: str) -> Any:
-        return self.at(b, task, self.integer(8 * self._fields.index(name)))
-
-    def on_task(self, name: str, work: Any) -> None:
-        """The public function `name(task)`, which runs `work(task)` on the task's threads."""
-        function, b = self.begin(name, self.pointer, public=True)
-        (task,) = function.args
-        self.on_threads(b, work, task, b.trunc(self.field(b, task, "threads"), self.i32))
-        b.ret_void()
-
-    def from_task(self, name: str, function: Any) -> None:
-        """The public function `name(task)`, which calls `function` with the task's fields. They
-        have 64 bits, of which a narrower argument takes the lowest."""
-        public, b = self.begin(name, self.pointer, public=True)
-        (task,) = public.args
-        places = [self.at(b, task, self.integer(8 * index)) for index in range(len(function.args))]
-        kinds = [argument.type for argument in function.args]
-        fields = zip(places, kinds, strict=True)
-        b.call(function, [b.load(place, typ=kind, align=8) for place, kind in fields])
-        b.ret_void()
 
     def load(self, b: Any, floats: Any, number: Any) -> Any:
         """A vector of float32 numbers from this one on."""
@@ -186,29 +117,6 @@ class Assembly:
             second = self.ir.Constant(vector.type, self.ir.Undefined)
         return b.shuffle_vector(vector, second, mask)
 
-    def loop(
-        self, b: Any, end: Any, step: int, body: _Body, values: Sequence[Any]
-    ) -> Sequence[Any]:
-        """Emit a loop of `body` over the multiples of `step` below `end`, run at least once;
-        returns the values after it."""
-        before, head = b.block, b.append_basic_block()
-        b.branch(head)
-        b.position_at_end(head)
-        index = b.phi(self.i64)
-        index.add_incoming(self.integer(0), before)
-        carried = [b.phi(value.type) for value in values]
-        for phi, value in zip(carried, values, strict=True):
-            phi.add_incoming(value, before)
-        results = body(b, index, carried)
-        following = b.add(index, self.integer(step))
-        index.add_incoming(following, b.block)
-        for phi, value in zip(carried, results, strict=True):
-            phi.add_incoming(value, b.block)
-        done = b.append_basic_block()
-        b.cbranch(b.icmp_signed("<", following, end), head, done)
-        b.position_at_end(done)
-        return results
-
     def all(self, value: float) -> Any:
         """A constant in every lane."""
         return self.ir.Constant(self.floats, [value] * self.lanes)
@@ -230,29 +138,3 @@ class Assembly:
     def softmax_weight(self, b: Any, below: Any, scale: float) -> Any:
         """exp(`scale * below`), where `below` are a row's scores less its highest score."""
         return self.exp2(b, b.fmul(below, self.all(scale / math.log(2))))
-
-    def each(self, b: Any, start: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
-        """Emit a loop of `body` over `start`, `start + step` and so on below `end`, which may not
-        run at all."""
-
-        def one(b: Any, index: Any, values: Sequence[Any]) -> Sequence[Any]:
-            body(b.add(start, index))
-            return values
-
-        span = b.sub(end, start)
-        with b.if_then(b.icmp_signed(">", span, self.integer(0))):
-            self.loop(b, span, step, one, [])
-
-    def on_threads(self, b: Any, work: Any, task: Any, threads: Any) -> None:
-        """Call `work(task)` on `threads` threads by OpenMP's `GOMP_parallel`. A single thread is
-        the caller's own."""
-        # void GOMP_parallel(void (*function)(void *), void *data, unsigned, unsigned)
-        kinds = [self.pointer, self.pointer, self.i32, self.i32]
-        region = self.module.globals.get("GOMP_parallel")
-        if region is None:
-            region = self.declare("GOMP_parallel", self.void, *kinds)
-        none = self.ir.Constant(self.i32, 0)
-        with b.if_else(b.icmp_unsigned(">", threads, self.ir.Constant(self.i32, 1))) as each:
-            for several, inside in zip((True, False), each, strict=True):
-                with inside:
-                    b.call(*((region, [work, task, threads, none]) if several else (work, [task])))

@@ -17,13 +17,13 @@ from asyncinfer.kernels.native.between_code import HEAD, NAMES, between_code
 from asyncinfer.kernels.native.calls import (
     ALWAYS,
     NEVER,
-    NativeFunction,
     empty,
     float_bits,
+    native_functions,
     room_rows,
     room_threads,
 )
-from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.host import Host, host
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = [
@@ -63,13 +63,9 @@ class BetweenKernels:
         self._dtype, self._lanes = dtype, target.lanes
         name = str(dtype).removeprefix("torch.")
         text = functools.partial(between_code, name, target.lanes, rounds=target.rounds)
-        symbols = {"GOMP_parallel": region}
-        addresses = compiled(f"between {name}", text, target, NAMES, symbols)
-        threads, rows, turn = (HEAD.index(name) for name in ("threads", "rows", "turn"))
-        self._calls = {
-            name: NativeFunction(address, len(HEAD) + _ARGUMENTS[name], threads, rows, turn)
-            for name, address in zip(NAMES, addresses, strict=True)
-        }
+        fields = {name: (*HEAD, *("",) * _ARGUMENTS[name]) for name in NAMES}
+        about = f"between {name}", text, target, region, fields
+        self._calls = native_functions(*about, "rows", "turn")
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
         size = x.shape[-1]

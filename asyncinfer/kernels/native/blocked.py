@@ -9,9 +9,21 @@ from typing import Final
 import torch
 
 from asyncinfer.kernels.native.between import narrowed, widened
-from asyncinfer.kernels.native.blocked_code import FIELDS, OUTPUTS, blocked_code, padded_inputs
-from asyncinfer.kernels.native.calls import ALWAYS, NEVER, NativeFunction, empty
-from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.blocked_code import (
+    FIELDS,
+    OUTPUTS,
+    blocked_code,
+    padded_inputs,
+    parts_of,
+)
+from asyncinfer.kernels.native.calls import (
+    ALWAYS,
+    NEVER,
+    empty,
+    native_functions,
+    room_rows,
+)
+from asyncinfer.kernels.native.host import Host, host
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = ["BlockedWeight", "blocked_kernel"]
@@ -36,11 +48,8 @@ class BlockedKernel:
         #: Whether an instruction multiplies two inputs at a time.
         self.pairs: Final = target.rounds and dtype is torch.bfloat16
         text = functools.partial(blocked_code, self._dtype, target.lanes, pairs=self.pairs)
-        what, symbols = f"blocked {self._dtype}, {self.pairs}", {"GOMP_parallel": region}
-        (address,) = compiled(what, text, target, ("product",), symbols)
-        self._product = NativeFunction(
-            address, len(FIELDS), FIELDS.index("threads"), FIELDS.index("rows")
-        )
+        about = f"blocked {self._dtype}, {self.pairs}", text, target, region, {"product": FIELDS}
+        self._product = native_functions(*about, "rows")["product"]
 
     def __call__(
         self, x: torch.Tensor, place: int, outputs: int, inputs: int, block: int, most_rows: int
@@ -50,10 +59,14 @@ class BlockedKernel:
         rows = (x if self.pairs else widened(x)).contiguous()
         y = empty(x.shape[0], outputs, dtype=rows.dtype)
         shared = outputs * inputs > _SHARED
-        sizes = outputs, inputs, block, x.shape[0], torch.get_num_threads() if shared else 1, 0
-        places = place, rows.data_ptr(), y.data_ptr()
-        above = ALWAYS if shared else NEVER
-        self._product(*places, *sizes, shared_above=above, most_rows=most_rows)
+        threads = torch.get_num_threads() if shared else 1
+        self._product(
+            *(place, rows.data_ptr(), y.data_ptr()),
+            *(outputs, inputs, block, x.shape[0], threads, 0, 0),
+            shared_above=ALWAYS if shared else NEVER,
+            most_rows=most_rows,
+            parts=parts_of(outputs, room_rows(x.shape[0])),
+        )
         return narrowed(y, x.dtype)
 
     def block_bytes(self, inputs: int) -> int:

@@ -1,10 +1,9 @@
 """LLVM's code of products with a weight in oneDNN's layout.
 
-For each input the layout has the weights of 64 outputs side by side. A vector therefore holds
-outputs: nothing is summed across its lanes, and memory is read sequentially. The weights of a few
-inputs are multiplied with all rows while a near cache holds them. Meanwhile the weights of the next
-inputs are prefetched. Sums of rows lie side by side until they are whole: in the result they may be
-so many bytes apart that a cache has the same few places for all of them.
+The layout has blocks of outputs, which are read by tiles, see `BlockedTiles`. The weights of a few
+inputs are multiplied with all rows while a near cache holds them. Sums of rows lie side by side
+until they are whole: in the result they may be so many bytes apart that a cache has the same few
+places for all of them.
 """
 
 from __future__ import annotations
@@ -12,27 +11,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asyncinfer.kernels.native.assembly import Assembly
+from asyncinfer.kernels.native.blocked_tiles_code import (
+    LINE,
+    OUTPUTS,
+    SUM_BYTES,
+    TILE_ROWS,
+    BlockedTiles,
+)
+from asyncinfer.kernels.native.team_code import CLAIMED, FREE, READY, STORING
 
-__all__ = ["FIELDS", "OUTPUTS", "TILE_ROWS", "blocked_code", "padded_inputs"]
+__all__ = ["FIELDS", "OUTPUTS", "TILE_ROWS", "blocked_code", "padded_inputs", "parts_of"]
 
 #: The arguments of a call, 64 bits each: addresses, sizes, and the counter that threads share.
-FIELDS = ("weight", "x", "y", "outputs", "inputs", "block", "rows", "threads", "next")
-#: Outputs of a block.
-OUTPUTS = 64
-#: Rows of x in a tile: as many as there are registers for their sums.
-TILE_ROWS = 6
-
+FIELDS = (
+    *("weight", "x", "y", "outputs", "inputs", "block", "rows"),
+    *("threads", "states", "next"),
+)
 #: Rows of x that a thread takes at a time: a multiple of a tile's, and few enough that threads end
 #: at about the same time.
 _TURN = 96
 #: Inputs after which sums go to memory, a multiple of 4; twice as many where one instruction
 #: multiplies two, which takes as long.
 _DEPTH = 64
-#: Bytes of a row's sums.
-_SUM_BYTES = 4 * OUTPUTS
-#: Bytes of a line of a cache.
-_LINE = 64
+#: How many times as long as this thread another one may take for a part of the work.
+_PATIENCE = 2
+
+
+def parts_of(outputs: int, rows: int) -> int:
+    """Parts of a product's work."""
+    return outputs // OUTPUTS * -(-rows // _TURN)
 
 
 def padded_inputs(dtype: str, inputs: int) -> int:
@@ -48,81 +55,214 @@ def blocked_code(dtype: str, lanes: int, *, pairs: bool) -> str:
     `dtype`, in blocks of `OUTPUTS` outputs and `block` bytes: float32 `[inputs, OUTPUTS]`, bfloat16
     `[inputs / 2, OUTPUTS, 2]`. `outputs` is a multiple of `OUTPUTS`, `inputs` of 4. `next` is 0.
 
+    `states` is 0, or the address of as many int64 as `parts_of` says, which are `FREE`. Several
+    threads may then compute one part of the work, of which one stores it, so that nobody waits for
+    a thread that is not running.
+
     With `pairs`, all of them are bfloat16, and one instruction multiplies two inputs (`vdpbf16ps`).
     """
     return _BlockedCode(dtype, lanes, pairs).text()
 
 
-class _BlockedCode(Assembly):
+class _BlockedCode(BlockedTiles):
     def __init__(self, dtype: str, lanes: int, pairs: bool) -> None:
-        super().__init__("blocked", lanes, FIELDS)
-        self._halves, self._pairs = dtype == "bfloat16", pairs
+        super().__init__(dtype, lanes, pairs, FIELDS)
         #: Bytes of a number of x and of y.
         self._x_bytes = 2 if pairs else 4
-        if pairs:
-            kinds = [self.floats, self.halves, self.halves]
-            name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
-            self._product = self.declare(name, self.floats, *kinds)
         self._depth = 2 * _DEPTH if pairs else _DEPTH
-        #: Bytes of one input's numbers in a block.
-        self._input_bytes = OUTPUTS * (2 if self._halves else 4)
 
     def text(self) -> str:
-        work = self._work([self._tile(rows) for rows in range(1, TILE_ROWS + 1)])
-        self.on_task("product", work)
+        block = self._block([self.tile(rows) for rows in range(1, TILE_ROWS + 1)])
+        store = self._store()
+        self.on_task("product", self._work(block, store, self._finish(block, store)))
         return str(self.module)
 
-    def _work(self, tiles: Sequence[Any]) -> Any:
-        """`work(task)`: multiply a block of W by rows of x, then the next, until none is left."""
+    def _work(self, block: Any, store: Any, finish: Any) -> Any:
+        """`work(task)`: multiply a part of the work, then the next, until none is left. With
+        states, the function comes back when all parts are ready."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
-        # A thread's sums `[_TURN, OUTPUTS]`.
-        kept = b.alloca(self.ir.ArrayType(self.byte, _TURN * _SUM_BYTES))
-        kept.align = _LINE
-        weight, x, y = (self.address(b, task, name) for name in FIELDS[:3])
-        outputs, inputs, block, rows = (self.field(b, task, name) for name in FIELDS[3:7])
-        turns = b.sdiv(b.add(rows, self.integer(_TURN - 1)), self.integer(_TURN))
-        blocks = b.sdiv(outputs, self.integer(OUTPUTS))
-        units = b.mul(blocks, turns)
+        kept, states = self._kept(b), self.field(b, task, "states")
+        parts, several = self._parts(b, task), b.icmp_signed("!=", states, self.integer(0))
+        states = b.inttoptr(states, self.pointer)
         started = self.counted(b, task, "next")
         before = b.block
-        fetch, run, end = (b.append_basic_block() for _ in range(3))
+        fetch, run, free, end = (b.append_basic_block() for _ in range(4))
         b.branch(fetch)
         b.position_at_end(fetch)
-        index = b.phi(self.i64)
+        index, longest = b.phi(self.i64), b.phi(self.i64)
         index.add_incoming(started, before)
-        b.cbranch(b.icmp_signed("<", index, units), run, end)
-        b.position_at_end(end)
-        b.ret_void()
+        longest.add_incoming(self.integer(0), before)
+        b.cbranch(b.icmp_signed("<", index, parts), run, end)
         b.position_at_end(run)
-        # The next block is chosen now, so that it can be prefetched.
+        # The next part is chosen now, so that it can be prefetched.
         following = self.counted(b, task, "next")
-        last = b.icmp_signed(">=", following, units)
-        after = b.srem(b.select(last, index, following), blocks)
+        last = b.icmp_signed(">=", following, parts)
+        after = b.select(last, index, following)
+        with b.if_then(several):
+            taken = self.takes(b, self._state(b, states, index), FREE, CLAIMED)
+            left = b.append_basic_block()
+            go_on = b.append_basic_block()
+            b.cbranch(taken, go_on, left)
+            b.position_at_end(left)
+            index.add_incoming(following, left)
+            longest.add_incoming(longest, left)
+            b.branch(fetch)
+            b.position_at_end(go_on)
+        b.branch(free)
+        b.position_at_end(free)
+        began = self.ticks(b)
+        b.call(block, [task, index, after, kept])
+        b.call(store, [task, index, kept])
+        index.add_incoming(following, b.block)
+        longest.add_incoming(b.sub(self.ticks(b), began), b.block)
+        b.branch(fetch)
+        b.position_at_end(end)
+        with b.if_then(several):
+            b.call(finish, [task, kept, longest])
+        b.ret_void()
+        return function
+
+    def _finish(self, block: Any, store: Any) -> Any:
+        """`finish(task, kept, ticks)`: multiply what other threads have left, and come back when
+        all parts are ready. `ticks` is how long a part takes, or 0. A thread that takes several
+        times as long is not running, and its part is multiplied here as well."""
+        function, b = self.begin("finish", self.pointer, self.pointer, self.i64)
+        task, kept, ticks = function.args
+        parts, states = self._parts(b, task), self.address(b, task, "states")
+
+        def made(b: Any, index: Any) -> None:
+            b.call(block, [task, index, index, kept])
+            b.call(store, [task, index, kept])
+
+        def free(index: Any) -> None:
+            with b.if_then(self.takes(b, self._state(b, states, index), FREE, CLAIMED)):
+                made(b, index)
+
+        self.each(b, self.integer(0), parts, 1, free)
+        patience = b.mul(ticks, self.integer(_PATIENCE))
+        began = self.ticks(b)
+
+        def late(index: Any) -> None:
+            state = self._state(b, states, index)
+
+            def ready(b: Any) -> Any:
+                found = self.seen(b, state)
+                waited = b.icmp_signed(">", b.sub(self.ticks(b), began), patience)
+                over = b.and_(waited, b.icmp_signed(">", ticks, self.integer(0)))
+                claimed = b.icmp_signed("==", found, self.integer(CLAIMED))
+                with b.if_then(b.and_(over, claimed)):
+                    made(b, index)
+                return b.icmp_signed("==", self.seen(b, state), self.integer(READY))
+
+            self.until(b, ready)
+
+        self.each(b, self.integer(0), parts, 1, late)
+        b.ret_void()
+        return function
+
+    def _kept(self, b: Any) -> Any:
+        """Room for a thread's sums `[_TURN, OUTPUTS]`."""
+        kept = b.alloca(self.ir.ArrayType(self.byte, _TURN * SUM_BYTES))
+        kept.align = LINE
+        # llvmlite's `alloca` gives a typed pointer. The detour makes it opaque.
+        return b.inttoptr(b.ptrtoint(kept, self.i64), self.pointer)
+
+    def _state(self, b: Any, states: Any, index: Any) -> Any:
+        return self.at(b, states, b.mul(index, self.integer(8)))
+
+    def _parts(self, b: Any, task: Any) -> Any:
+        """Parts of the work: each is a block of W for `_TURN` rows of x."""
+        outputs, rows = (self.field(b, task, name) for name in ("outputs", "rows"))
+        return b.mul(b.sdiv(outputs, self.integer(OUTPUTS)), self._turns(b, rows))
+
+    def _turns(self, b: Any, rows: Any) -> Any:
+        return b.sdiv(b.add(rows, self.integer(_TURN - 1)), self.integer(_TURN))
+
+    def _place_of(self, b: Any, task: Any, index: Any) -> tuple[Any, Any, Any, Any]:
+        """Of a part: the number of its block of W, its first row of x, how many rows it has, and
+        where its results begin."""
+        outputs, rows = (self.field(b, task, name) for name in ("outputs", "rows"))
+        blocks = b.sdiv(outputs, self.integer(OUTPUTS))
         column, turn = b.srem(index, blocks), b.sdiv(index, blocks)
-        own, coming = (self.at(b, weight, b.mul(each, block)) for each in (column, after))
         first = b.mul(turn, self.integer(_TURN))
         count = self._least(b, self.integer(_TURN), b.sub(rows, first))
+        y = self.address(b, task, "y")
+        into = self.at(b, y, b.mul(column, self.integer(OUTPUTS * self._x_bytes)))
+        return column, first, count, into
+
+    def _stores_sums(self, b: Any, task: Any) -> Any:
+        """Whether sums stay in a thread's own memory until all of them are whole: those that become
+        bfloat16, and those of a part that another thread may compute as well."""
+        if self.pairs:
+            return self.ir.Constant(self.bit, 1)
+        return b.icmp_signed("!=", self.field(b, task, "states"), self.integer(0))
+
+    def _store(self) -> Any:
+        """`store(task, index, kept)`: write the sums of a part to y, unless they are there. With
+        states, one thread does."""
+        function, b = self.begin("store", self.pointer, self.i64, self.pointer)
+        task, index, kept = function.args
+        states = self.field(b, task, "states")
+        several = b.icmp_signed("!=", states, self.integer(0))
+        state = self._state(b, b.inttoptr(states, self.pointer), index)
+        with b.if_then(several):
+            late, ours = b.append_basic_block(), b.append_basic_block()
+            b.cbranch(self.takes(b, state, CLAIMED, STORING), ours, late)
+            b.position_at_end(late)
+            b.ret_void()
+            b.position_at_end(ours)
+        _, first, count, into = self._place_of(b, task, index)
+        y_bytes = b.mul(self.field(b, task, "outputs"), self.integer(self._x_bytes))
+
+        def row(number: Any) -> None:
+            sums = self.at(b, kept, b.mul(number, self.integer(SUM_BYTES)))
+            place = self.at(b, into, b.mul(b.add(first, number), y_bytes))
+            for at in range(0, OUTPUTS, self.lanes):
+                part = self.load(b, sums, self.integer(at))
+                if self.pairs:
+                    halves = self.rounded(b, part, at_once=True)
+                    b.store(halves, self.at(b, place, self.integer(2 * at)), align=2)
+                else:
+                    self.store(b, part, place, self.integer(at))
+
+        with b.if_then(self._stores_sums(b, task)):
+            self.each(b, self.integer(0), count, 1, row)
+        with b.if_then(several):
+            self.tell(b, state, READY)
+        b.ret_void()
+        return function
+
+    def _block(self, tiles: Sequence[Any]) -> Any:
+        """`block(task, index, after, kept)`: multiply a part, and prefetch the part `after`."""
+        function, b = self.begin("block", self.pointer, self.i64, self.i64, self.pointer)
+        task, index, after, kept = function.args
+        weight, x = (self.address(b, task, name) for name in ("weight", "x"))
+        outputs, inputs, block = (
+            self.field(b, task, name) for name in ("outputs", "inputs", "block")
+        )
+        column, first, count, into = self._place_of(b, task, index)
+        next_column, *_ = self._place_of(b, task, after)
+        own, coming = (self.at(b, weight, b.mul(each, block)) for each in (column, next_column))
         x_bytes = b.mul(inputs, self.integer(self._x_bytes))
         y_bytes = b.mul(outputs, self.integer(self._x_bytes))
-        into = self.at(b, y, b.mul(column, self.integer(OUTPUTS * self._x_bytes)))
+        kept_sums = self._stores_sums(b, task)
 
         def some(start: Any) -> None:
             """Add the products of `self._depth` inputs."""
             depth = self._least(b, self.integer(self._depth), b.sub(inputs, start))
-            numbers = self.at(b, own, b.mul(start, self.integer(self._input_bytes)))
+            numbers = self.at(b, own, b.mul(start, self.integer(self.input_bytes)))
             more = b.icmp_signed("<", b.add(start, self.integer(self._depth)), inputs)
-            on = self.at(b, numbers, self.integer(self._depth * self._input_bytes))
+            on = self.at(b, numbers, self.integer(self._depth * self.input_bytes))
             ahead = b.select(more, on, coming)
             columns = self.at(b, x, b.mul(start, self.integer(self._x_bytes)))
-            # Sums become bfloat16 when all are whole.
-            again = self.ir.Constant(self.bit, 1) if self._pairs else more
-            bytes_of = b.select(again, self.integer(_SUM_BYTES), y_bytes)
+            again = b.or_(more, kept_sums)
+            bytes_of = b.select(again, self.integer(SUM_BYTES), y_bytes)
 
             def group(row: Any) -> None:
                 left = b.sub(count, row)
                 number = b.add(first, row)
-                old = self.at(b, kept, b.mul(row, self.integer(_SUM_BYTES)))
+                old = self.at(b, kept, b.mul(row, self.integer(SUM_BYTES)))
                 places = (
                     self.at(b, columns, b.mul(number, x_bytes)),
                     old,
@@ -136,137 +276,8 @@ class _BlockedCode(Assembly):
             self.each(b, self.integer(0), count, TILE_ROWS, group)
 
         self.each(b, self.integer(0), inputs, self._depth, some)
-        if self._pairs:
-
-            def narrow(row: Any) -> None:
-                sums = self.at(b, kept, b.mul(row, self.integer(_SUM_BYTES)))
-                place = self.at(b, into, b.mul(b.add(first, row), y_bytes))
-                for at in range(0, OUTPUTS, self.lanes):
-                    halves = self.rounded(b, self.load(b, sums, self.integer(at)), at_once=True)
-                    b.store(halves, self.at(b, place, self.integer(2 * at)), align=2)
-
-            self.each(b, self.integer(0), count, 1, narrow)
-        index.add_incoming(following, b.block)
-        b.branch(fetch)
+        b.ret_void()
         return function
 
     def _least(self, b: Any, one: Any, other: Any) -> Any:
         return b.select(b.icmp_signed("<", one, other), one, other)
-
-    def _tile(self, rows: int) -> Any:
-        """`tile(w, ahead, x, old, y, inputs, x_bytes, y_bytes, before)`: multiply `inputs` of a
-        block of W by `rows` rows of x, add `old`, the sums of the `before` inputs before, and write
-        the sums to y. The function prefetches as many bytes of `ahead` as it reads of `w`."""
-        kinds = [self.pointer] * 5 + [self.i64] * 4
-        function, b = self.begin(f"tile_{rows}", *kinds)
-        # A copy in each caller would take long to compile.
-        function.attributes.add("noinline")
-        weight, ahead, x, old, y, inputs, x_bytes, y_bytes, before = function.args
-        theirs = [self.at(b, x, b.mul(x_bytes, self.integer(row))) for row in range(rows)]
-        kept = [self.at(b, old, self.integer(_SUM_BYTES * row)) for row in range(rows)]
-        into = [self.at(b, y, b.mul(y_bytes, self.integer(row))) for row in range(rows)]
-        new = b.icmp_signed("==", before, self.integer(0))
-        width = self._width(rows)
-        vectors = range(0, width, self.lanes)
-
-        def part(start: Any) -> None:
-            """Compute `width` outputs from `start` on."""
-            # Two inputs of a bfloat16 weight lie side by side.
-            ours = self.at(b, weight, b.mul(start, self.integer(4)))
-            # Each part prefetches as much as it reads.
-            share = b.mul(start, b.mul(inputs, self.integer(self._input_bytes // OUTPUTS)))
-            coming = self.at(b, ahead, share)
-
-            def pair(b: Any, first: Any, sums: Sequence[Any]) -> Sequence[Any]:
-                """Add the products of two inputs."""
-                found = list(sums)
-                read = 2 * width * self._input_bytes // OUTPUTS
-                for line in range(0, read, _LINE):
-                    on = b.mul(first, self.integer(read // 2))
-                    self.fetch(
-                        b, self.at(b, self.at(b, coming, on), self.integer(line)), near=False
-                    )
-                numbers = self.at(b, ours, b.mul(first, self.integer(self._input_bytes)))
-                if self._pairs:
-                    return self._both(b, numbers, vectors, theirs, first, found)
-                for which, column in enumerate(self._columns(b, numbers, vectors)):
-                    at = b.mul(b.add(first, self.integer(which)), self.integer(4))
-                    for row, each in enumerate(theirs):
-                        number = b.load(self.at(b, each, at), typ=self.float, align=4)
-                        value = self.everywhere(b, number)
-                        for index, vector in enumerate(column):
-                            sum_of = row * len(vectors) + index
-                            found[sum_of] = b.call(self.fma, [vector, value, found[sum_of]])
-                return found
-
-            def pairs(b: Any, first: Any, sums: Sequence[Any]) -> Sequence[Any]:
-                """Add the products of four inputs. A branch for each two takes 1 to 4 % longer."""
-                return pair(b, b.add(first, self.integer(2)), pair(b, first, sums))
-
-            places = [b.add(start, self.integer(vector)) for vector in vectors]
-            before = [self.load(b, row, place) for row in kept for place in places]
-            sums = [b.select(new, self.all(0.0), each) for each in before]
-            found = iter(self.loop(b, inputs, 4, pairs, sums))
-            for row in into:
-                for place in places:
-                    self.store(b, next(found), row, place)
-
-        self.each(b, self.integer(0), self.integer(OUTPUTS), width, part)
-        b.ret_void()
-        return function
-
-    def _both(
-        self,
-        b: Any,
-        start: Any,
-        vectors: range,
-        theirs: Sequence[Any],
-        first: Any,
-        sums: list[Any],
-    ) -> list[Any]:
-        """Add the products of two inputs, which lie side by side in W and in x, to each row's
-        `sums`."""
-        places = [self.at(b, start, self.integer(4 * at)) for at in vectors]
-        columns = [b.load(place, typ=self.halves, align=4) for place in places]
-        at = b.mul(first, self.integer(2))
-        for row, each in enumerate(theirs):
-            pair = b.load(self.at(b, each, at), typ=self.i32, align=4)
-            values = b.bitcast(self.everywhere(b, pair), self.halves)
-            for index, column in enumerate(columns):
-                sum_of = row * len(vectors) + index
-                sums[sum_of] = b.call(self._product, [sums[sum_of], column, values])
-        return sums
-
-    def _width(self, rows: int) -> int:
-        """Outputs that a tile of so many rows has sums for in registers."""
-        sums = 4 * TILE_ROWS if self.lanes == 16 else 2 * TILE_ROWS
-        width = OUTPUTS
-        while rows * width > sums * self.lanes:
-            width //= 2
-        return width
-
-    def _columns(self, b: Any, start: Any, vectors: range) -> list[list[Any]]:
-        """The numbers of two inputs for all outputs of a block, as vectors of floats."""
-        if not self._halves:
-            return [
-                [
-                    b.load(
-                        self.at(b, start, self.integer(4 * (which * OUTPUTS + at))),
-                        typ=self.floats,
-                        align=4,
-                    )
-                    for at in vectors
-                ]
-                for which in range(2)
-            ]
-        both = [
-            b.load(self.at(b, start, self.integer(4 * at)), typ=self.ints, align=4)
-            for at in vectors
-        ]
-        # A bfloat16 number is the higher half of a float32 one.
-        shift = self.ir.Constant(self.ints, [16] * self.lanes)
-        mask = self.ir.Constant(self.ints, [-(1 << 16)] * self.lanes)
-        return [
-            [b.bitcast(b.shl(bits, shift), self.floats) for bits in both],
-            [b.bitcast(b.and_(bits, mask), self.floats) for bits in both],
-        ]

@@ -21,8 +21,15 @@ import torch
 
 from asyncinfer.kernels.dispatch import CannotRecord
 from asyncinfer.kernels.native.arena import Arena
-from asyncinfer.kernels.native.host import host
-from asyncinfer.kernels.native.recorded_calls import ChunkKV, RecordedCall, RecordedCalls
+from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.recorded_calls import (
+    ChunkKV,
+    RecordedCall,
+    RecordedCalls,
+    team_function,
+)
+from asyncinfer.kernels.native.tasks import share_of
+from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = [
     "ALWAYS",
@@ -32,6 +39,7 @@ __all__ = [
     "empty",
     "float_bits",
     "is_recording",
+    "native_functions",
     "room_rows",
     "room_threads",
 ]
@@ -45,25 +53,29 @@ class NativeFunction:
     """A native function whose one argument is the address of a task: a field of 64 bits for each
     address and number."""
 
-    __slots__ = ("_address", "_call", "_rows", "_task", "_threads", "_turn")
+    __slots__ = ("_call", "_rows", "_share", "_states", "_task", "_turn")
 
     def __init__(
         self,
         address: int,
-        fields: int,
-        threads: int | None = None,
-        rows: int | None = None,
-        turn: int | None = None,
+        share: int,
+        fields: Sequence[str],
+        rows: str | None = None,
+        turn: str | None = None,
     ) -> None:
-        """`fields`: how many a task has; `threads`: the number of the field that says how many
-        threads the call takes, None for one thread; `rows`: that of the field that counts rows,
-        each of which is computed by itself, None where a recording must be of all rows; `turn`:
-        that of the field of the rows that a thread takes at a time, if there is one."""
-        self._address = address
-        self._rows, self._turn = rows, turn
+        """`share`: the address of the function that does one thread's share; `fields`: names of a
+        task's; `rows`: that of the field that counts rows, each of which is computed by itself,
+        None where a recording must be of all rows; `turn`: that of the field of the rows that a
+        thread takes at a time, if there is one. A field "states" is for the address of an int64 for
+        each part of the work, see `team_code`."""
+
+        def place(name: str | None) -> int | None:
+            return fields.index(name) if name in fields else None
+
+        self._share = share
+        self._rows, self._turn, self._states = place(rows), place(turn), place("states")
         self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
-        self._task = ctypes.c_int64 * fields
-        self._threads = threads
+        self._task = ctypes.c_int64 * len(fields)
 
     def __call__(
         self,
@@ -71,21 +83,44 @@ class NativeFunction:
         shared_above: float = NEVER,
         most_rows: float = inf,
         of_chunk: Mapping[int, Callable[[ChunkKV], int]] | None = None,
+        parts: int = 0,
     ) -> None:
         """Call it with these fields, or record the call. A replay has it take all threads where the
         longest row has more tokens than `shared_above`, is not made for more than `most_rows`, and
-        has the fields of `of_chunk` fit its chunk."""
+        has the fields of `of_chunk` fit its chunk. `parts`: the most that its work has, where it
+        has a state for each."""
         recording = _own.recording
         if recording is not None:
             recording.add(
                 RecordedCall(
-                    *(self._address, fields, self._threads, self._rows, self._turn),
-                    *(shared_above, most_rows, of_chunk or {}),
+                    *(self._share, fields, self._rows, self._turn, shared_above, most_rows),
+                    *(of_chunk or {}, self._states, parts),
                 )
             )
             return
         task = self._task(*fields)
         self._call(ctypes.addressof(task))
+
+
+def native_functions(
+    what: str,
+    text: Callable[[], str],
+    target: Host,
+    region: int,
+    fields: Mapping[str, Sequence[str]],
+    rows: str | None = None,
+    turn: str | None = None,
+) -> dict[str, NativeFunction]:
+    """Functions of LLVM's assembly `text()` by their names, which `Assembly.on_task` has made.
+    `region`: the address of `GOMP_parallel`; `fields`: each function's. Raises `RuntimeError` where
+    the code cannot be made."""
+    names = [*fields, *map(share_of, fields)]
+    found = compiled(what, text, target, names, {"GOMP_parallel": region})
+    places = dict(zip(names, found, strict=True))
+    return {
+        name: NativeFunction(places[name], places[share_of(name)], its, rows, turn)
+        for name, its in fields.items()
+    }
 
 
 def float_bits(number: float) -> int:
@@ -179,10 +214,11 @@ class Recording:
 
     def made(self) -> RecordedCalls:
         """What was recorded. Raises `CannotRecord` where this processor has no native code."""
-        target = host()
-        if target is None:
+        target, region = host(), parallel_region()
+        if target is None or region is None:
             raise CannotRecord("no native code")
-        return RecordedCalls(self._calls, self._ends, self._arena, target, self._chunk)
+        run = team_function(target, region)
+        return RecordedCalls(self._calls, self._ends, self._arena, run, self._chunk)
 
 
 @functools.cache

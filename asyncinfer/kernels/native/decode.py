@@ -8,9 +8,9 @@ import threading
 import torch
 
 from asyncinfer.kernels.native.between import narrowed, widened
-from asyncinfer.kernels.native.calls import NativeFunction, empty, room_threads
+from asyncinfer.kernels.native.calls import empty, native_functions, room_threads
 from asyncinfer.kernels.native.decode_code import FIELDS, SPARE, decode_code, heads_at_once
-from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.host import Host, host
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = ["DecodeKernel", "decode_kernel", "is_right"]
@@ -46,10 +46,8 @@ class DecodeKernel:
         name = str(dtype).removeprefix("torch.")
         about = name, head_dim, self._heads, target.lanes, scale
         what, text = f"decode {about}", functools.partial(decode_code, *about)
-        (address,) = compiled(what, text, target, ("attend",), {"GOMP_parallel": region})
-        self._attend = NativeFunction(
-            address, len(FIELDS), FIELDS.index("threads"), FIELDS.index("rows")
-        )
+        fields = {"attend": FIELDS}
+        self._attend = native_functions(what, text, target, region, fields, "rows")["attend"]
 
     def __call__(
         self,

@@ -14,21 +14,19 @@ from asyncinfer.kernels.codes import decoded
 from asyncinfer.kernels.native.calls import (
     ALWAYS,
     NEVER,
-    NativeFunction,
     empty,
     float_bits,
     is_recording,
+    native_functions,
     room_threads,
 )
-from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.host import Host, host
 from asyncinfer.kernels.native.packed_blocks import WHOLE, Layout
-from asyncinfer.kernels.native.packed_code import ROWS, packed_code
+from asyncinfer.kernels.native.packed_code import FIELDS, ROWS, packed_code
 from asyncinfer.kernels.native.threads import ThreadChoices, parallel_region
 
 __all__ = ["PackedKernel", "packed_kernel"]
 
-#: Fields of a task, and which of them says how many threads it takes.
-_FIELDS, _THREADS = 10, 9
 #: Chunks of W's rows for each thread. Where another program slows one thread, the others take some
 #: of its chunks.
 _CHUNKS = 4
@@ -47,21 +45,18 @@ _lock = threading.Lock()
 class PackedKernel:
     """The product of one layout of blocks."""
 
-    __slots__ = ("_batch", "_choices", "_layout", "_product", "_threads", "_unpack")
+    __slots__ = ("_batch", "_choices", "_layout", "_product", "_unpack")
 
-    def __init__(self, layout: Layout, target: Host, region: int | None) -> None:
-        """`region`: the address of OpenMP's `GOMP_parallel`; None: the calling thread computes
-        alone. Raises `RuntimeError` where the code cannot be made."""
+    def __init__(self, layout: Layout, target: Host, region: int) -> None:
+        """`region`: the address of `GOMP_parallel`. Raises `RuntimeError` where the code cannot be
+        made."""
         self._batch, self._layout = target.batch, layout
         self._choices = ThreadChoices()
-        self._threads = region is not None
-        text = functools.partial(packed_code, layout, target, parallel=self._threads)
-        what = f"packed {layout}, parallel={self._threads}"
-        symbols = {} if region is None else {"GOMP_parallel": region}
-        names = "product_task", "floats_task", "halves_task"
-        addresses = compiled(what, text, target, names, symbols)
-        self._product, *unpack = (NativeFunction(each, _FIELDS, _THREADS) for each in addresses)
-        self._unpack = dict(zip((torch.float32, torch.bfloat16), unpack, strict=True))
+        text = functools.partial(packed_code, layout, target)
+        fields = dict.fromkeys(("product", "floats", "halves"), FIELDS)
+        made = native_functions(f"packed {layout}", text, target, region, fields)
+        self._product = made["product"]
+        self._unpack = {torch.float32: made["floats"], torch.bfloat16: made["halves"]}
 
     def __call__(self, x: torch.Tensor, blocks: torch.Tensor, factor: float) -> torch.Tensor:
         """`factor * x W^T`, float32 `[rows, out]`, of float32 `x` `[rows, in]`, on the threads of
@@ -76,7 +71,7 @@ class PackedKernel:
         size = max(4 * self._batch, _CACHED // (4 * inputs))
         for start in range(0, rows, size):
             count = min(size, rows - start)
-            shared, choice = self._threads and outputs * inputs * count > _SHARED, None
+            shared, choice = outputs * inputs * count > _SHARED, None
             threads = torch.get_num_threads() if shared else 1
             began = time.perf_counter()
             if threads > 1 and not is_recording():
@@ -97,6 +92,8 @@ class PackedKernel:
                 chunk,
                 float_bits(factor),
                 threads,
+                0,
+                0,
                 shared_above=ALWAYS if shared else NEVER,
             )
             if choice is not None:
@@ -112,13 +109,14 @@ class PackedKernel:
         inputs = groups * layout.group or block - layout.ends
         y = torch.empty(outputs, inputs, dtype=dtype or torch.float32)
         threads = 1
-        if self._threads and y.numel() > _SHARED:
+        if y.numel() > _SHARED:
             threads = torch.get_num_threads()
         if y.numel():
             chunk = -(-outputs // (threads * _CHUNKS))
             count = groups if layout.group else inputs
             places = blocks.data_ptr(), 0, y.data_ptr(), 0
-            self._unpack[y.dtype](*places, outputs, 0, count, chunk, float_bits(1.0), threads)
+            sizes = outputs, 0, count, chunk, float_bits(1.0), threads
+            self._unpack[y.dtype](*places, *sizes, 0, 0)
         return y
 
 

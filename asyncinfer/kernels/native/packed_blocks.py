@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,12 +75,13 @@ class Layout:
 class Blocks(Assembly):
     """Emits the code that turns blocks of one layout into vectors of floats."""
 
-    def __init__(self, layout: Layout, host: Host) -> None:
-        """Raises `RuntimeError` where the processor has no instruction for a code."""
+    def __init__(self, layout: Layout, host: Host, fields: Sequence[str] = ()) -> None:
+        """`fields`: those of a task. Raises `RuntimeError` where the processor has no instruction
+        for a code."""
         unrolled = layout.group or WHOLE
         if layout.group > _UNROLLED and layout.kind is None:
             unrolled = math.gcd(layout.group, _UNROLLED)
-        super().__init__("packed", math.gcd(host.lanes, unrolled))
+        super().__init__("packed", math.gcd(host.lanes, unrolled), fields)
         self.layout, self.unrolled = layout, unrolled
         self._reader = None if layout.kind is None else BlockReader(self, layout.kind, host)
         self._tables = tables_for(self, host, layout.code) if layout.code in TABLES else None

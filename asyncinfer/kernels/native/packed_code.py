@@ -18,7 +18,13 @@ from typing import Any
 from asyncinfer.kernels.native.host import Host
 from asyncinfer.kernels.native.packed_blocks import Blocks, Layout
 
-__all__ = ["ROWS", "packed_code"]
+__all__ = ["FIELDS", "ROWS", "packed_code"]
+
+#: The arguments of a call, 64 bits each: addresses, sizes, and the counters that threads share.
+FIELDS = (
+    *("blocks", "x", "y", "scratch", "outputs", "rows", "groups", "chunk", "factor"),
+    *("threads", "started", "next"),
+)
 
 #: Rows of W that are multiplied at once.
 ROWS = 4
@@ -28,29 +34,27 @@ _UNROLLED = 32
 _Body = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
 
-def packed_code(layout: Layout, host: Host, *, parallel: bool) -> str:
-    """The assembly of `product(blocks, x, y, scratch, outputs, rows, groups, chunk, factor,
-    threads)`, which writes `factor * x W^T` to `y`.
+def packed_code(layout: Layout, host: Host) -> str:
+    """The assembly of `product(task)`, where `task` points to `FIELDS`, as int64, which writes
+    `factor * x W^T` to `y`. `factor` is float32, and `next` and `started` are 0.
 
     `groups` are those of a row, or its inputs where these are one group. `x` float32 `[rows, in]`,
-    `y` float32 `[rows, outputs]`. Of `threads` threads, those that start take chunks of `chunk`
-    rows of W from a counter; without `parallel`, for which OpenMP's `GOMP_parallel` is called, the
-    caller computes alone. `scratch` holds `ROWS` unpacked rows for each thread, and may be null for
-    no more rows of x than `host.batch`.
+    `y` float32 `[rows, outputs]`. Threads take `chunk` rows of W at a time. `scratch` holds `ROWS`
+    unpacked rows for each thread, and may be null for no more rows of x than `host.batch`.
 
-    There are two more functions with the same arguments, `floats` and `halves`, which write W
+    There are two more functions of such a task, `floats` and `halves`, which write W
     itself to `y`, float32 or bfloat16 `[outputs, in]`, without the factor. Raises `RuntimeError`
     where the processor has no instruction for a code.
     """
-    return _PackedCode(layout, host).text(parallel)
+    return _PackedCode(layout, host).text()
 
 
 class _PackedCode(Blocks):
     def __init__(self, layout: Layout, host: Host) -> None:
-        super().__init__(layout, host)
+        super().__init__(layout, host, FIELDS)
         self._batch, self._rounds = host.batch, host.rounds
 
-    def text(self, parallel: bool) -> str:
+    def text(self) -> str:
         self._unpack = self._unpacking(4)
         # Rows of W beyond a multiple of `ROWS` are multiplied one by one. Models hardly ever have
         # such rows.
@@ -60,47 +64,23 @@ class _PackedCode(Blocks):
             for batch in range(1, self._batch + 1 if rows == ROWS else 2)
             for packed in (True, False)
         }
-        self._entry("product", self._work(), parallel)
-        self._entry("floats", self._writing(self._unpack, 4), parallel)
-        self._entry("halves", self._writing(self._unpacking(2), 2), parallel)
+        self.on_task("product", self._work())
+        self.on_task("floats", self._writing(self._unpack, 4))
+        self.on_task("halves", self._writing(self._unpacking(2), 2))
         return str(self.module)
-
-    def _entry(self, name: str, work: Any, parallel: bool) -> None:
-        """The public function `name`, which runs `work` on the call's threads."""
-        kinds = [self.pointer] * 4 + [self.i64] * 4 + [self.float, self.i32]
-        function, b = self.begin(name, *kinds, public=True)
-        *values, factor, threads = function.args
-        # llvmlite's `alloca` gives a typed pointer. The detour makes it opaque, as all others are.
-        task = b.inttoptr(b.ptrtoint(b.alloca(self._task), self.i64), self.pointer)
-        for index, value in enumerate((*values, self.integer(0), self.integer(0), factor)):
-            b.store(value, self._field(b, task, index))
-        if not parallel:
-            b.call(work, [task])
-        else:
-            self.on_threads(b, work, task, threads)
-        b.ret_void()
-        self.from_task(f"{name}_task", function)
-
-    @property
-    def _task(self) -> Any:
-        """The record that threads share: four pointers, four sizes, the next chunk, how many
-        threads have started, and the factor."""
-        return self.ir.LiteralStructType([self.pointer] * 4 + [self.i64] * 6 + [self.float])
 
     def _work(self) -> Any:
         """`work(task)`: multiply one chunk of W's rows after the other until none is left."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
-        one = self.integer(1)
-        fields = [self._field(b, task, index) for index in range(11)]
-        blocks, x, y, scratch = (b.load(field, typ=self.pointer) for field in fields[:4])
-        outputs, rows, groups = (b.load(field, typ=self.i64) for field in fields[4:7])
-        factor = b.load(fields[10], typ=self.float)
+        blocks, x, y, scratch = (self.address(b, task, name) for name in FIELDS[:4])
+        outputs, rows, groups = (self.field(b, task, name) for name in FIELDS[4:7])
+        factor = b.load(self.place(b, task, "factor"), typ=self.float, align=4)
         taken, floats = self.row_bytes(b, groups)
-        place = b.atomic_rmw("add", fields[9], one, "monotonic")
+        place = self.counted(b, task, "started")
         scratch = self.at(b, scratch, b.mul(place, b.mul(floats, self.integer(ROWS))))
         many = b.icmp_signed(">", rows, self.integer(self._batch))
-        first, last, fetch = self._next_chunk(b, fields)
+        first, last, fetch = self._next_chunk(b, task)
         wide = b.mul(outputs, self.integer(4))
 
         def multiply(b: Any, count: int, weight: Any, stride: Any, out: Any, packed: bool) -> None:
@@ -145,12 +125,11 @@ class _PackedCode(Blocks):
         Numbers of y have `size` bytes."""
         function, b = self.begin(f"writing_{size}", self.pointer)
         (task,) = function.args
-        fields = [self._field(b, task, index) for index in range(11)]
-        blocks, y = (b.load(fields[index], typ=self.pointer) for index in (0, 2))
-        groups = b.load(fields[6], typ=self.i64)
+        blocks, y = (self.address(b, task, name) for name in ("blocks", "y"))
+        groups = self.field(b, task, "groups")
         taken, floats = self.row_bytes(b, groups)
         wide = b.udiv(b.mul(floats, self.integer(size)), self.integer(4))
-        first, last, fetch = self._next_chunk(b, fields)
+        first, last, fetch = self._next_chunk(b, task)
 
         def row(number: Any) -> None:
             start = self.at(b, blocks, b.mul(taken, number))
@@ -160,20 +139,14 @@ class _PackedCode(Blocks):
         b.branch(fetch)
         return function
 
-    def _next_chunk(self, b: Any, fields: Sequence[Any]) -> tuple[Any, Any, Any]:
+    def _next_chunk(self, b: Any, task: Any) -> tuple[Any, Any, Any]:
         """Take a chunk of W's rows that no other thread has; the function returns once none is
         left. Returns the chunk's first row, its end, and the block to branch to for the next chunk.
         """
-        outputs, chunk = (b.load(fields[index], typ=self.i64) for index in (4, 7))
-        fetch, run, end = (b.append_basic_block() for _ in range(3))
-        b.branch(fetch)
-        b.position_at_end(fetch)
-        taken = b.atomic_rmw("add", fields[8], self.integer(1), "monotonic")
-        first = b.mul(taken, chunk)
-        b.cbranch(b.icmp_signed("<", first, outputs), run, end)
-        b.position_at_end(end)
-        b.ret_void()
-        b.position_at_end(run)
+        outputs, chunk = (self.field(b, task, name) for name in ("outputs", "chunk"))
+        chunks = b.sdiv(b.add(outputs, b.sub(chunk, self.integer(1))), chunk)
+        index, fetch = self.next_item(b, task, chunks)
+        first = b.mul(index, chunk)
         last = b.add(first, chunk)
         return first, b.select(b.icmp_signed("<", last, outputs), last, outputs), fetch
 
@@ -279,7 +252,3 @@ class _PackedCode(Blocks):
             return part(b, self.integer(0), values)
         end = self.integer(self.layout.group) if self.layout.group else groups
         return self.loop(b, end, self.unrolled, part, values)
-
-    def _field(self, b: Any, task: Any, index: int) -> Any:
-        places = [self.ir.Constant(self.i32, place) for place in (0, index)]
-        return b.gep(task, places, source_etype=self._task)

@@ -8,8 +8,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from asyncinfer.kernels.native.calls import NativeFunction, empty, is_recording, room_threads
-from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.calls import (
+    empty,
+    is_recording,
+    native_functions,
+    room_threads,
+)
+from asyncinfer.kernels.native.host import Host, host
 from asyncinfer.kernels.native.prefill_code import (
     FIELDS,
     TILE,
@@ -47,10 +52,8 @@ class PrefillKernel:
         about = head_dim, group, target.lanes, scale
         text = functools.partial(pairs_code if pairs else prefill_code, *about)
         what = f"prefill {about}{', pairs' if pairs else ''}"
-        (address,) = compiled(what, text, target, ("attend",), {"GOMP_parallel": region})
-        self._attend = NativeFunction(
-            address, len(FIELDS), FIELDS.index("threads"), FIELDS.index("tokens")
-        )
+        fields = {"attend": FIELDS}
+        self._attend = native_functions(what, text, target, region, fields, "tokens")["attend"]
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, out: torch.Tensor

@@ -13,35 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncinfer.kernels.dispatch import CannotRecord
-from asyncinfer.kernels.native.arena import Arena
+from asyncinfer.kernels.native.arena import Arena, aligned
 from asyncinfer.kernels.native.host import Host, compiled
+from asyncinfer.kernels.native.team_code import (
+    ALONE,
+    CALL_FIELDS,
+    FREE,
+    IN_PARTS,
+    SHARED,
+    team_code,
+)
 
-__all__ = ["ChunkKV", "RecordedCall", "RecordedCalls"]
+__all__ = ["ChunkKV", "RecordedCall", "RecordedCalls", "team_function"]
 
 I64 = npt.NDArray[np.int64]
-
-#: Runs calls one after the other: `calls` are pairs of a function's address and its task's.
-_RUN: Final = """
-define void @run(ptr %calls, i64 %count) {
-begin:
-  br label %next
-next:
-  %index = phi i64 [ 0, %begin ], [ %following, %call ]
-  %more = icmp slt i64 %index, %count
-  br i1 %more, label %call, label %end
-call:
-  %offset = shl i64 %index, 4
-  %pair = getelementptr i8, ptr %calls, i64 %offset
-  %function = load ptr, ptr %pair, align 8
-  %second = getelementptr i8, ptr %pair, i64 8
-  %task = load ptr, ptr %second, align 8
-  call void %function(ptr %task)
-  %following = add i64 %index, 1
-  br label %next
-end:
-  ret void
-}
-"""
+_KIND: Final = CALL_FIELDS.index("kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +51,15 @@ class ChunkKV:
 class RecordedCall:
     """A call with its fields. The others are of `NativeFunction`."""
 
-    address: int
+    share: int
     fields: Sequence[int]
-    threads: int | None
     rows: int | None
     turn: int | None
     shared_above: float
     most_rows: float
     of_chunk: Mapping[int, Callable[[ChunkKV], int]]
+    states: int | None
+    parts: int
 
 
 class RecordedCalls:
@@ -84,8 +71,8 @@ class RecordedCalls:
     """
 
     __slots__ = (
-        *("_above", "_arena", "_calls", "_chunk", "_ends", "_run", "_shared", "_tasks", "_work"),
-        "most_rows",
+        *("_above", "_arena", "_calls", "_chunk", "_ends", "_given", "_kinds", "_run", "_tasks"),
+        *("_work", "most_rows"),
     )
 
     def __init__(
@@ -93,35 +80,39 @@ class RecordedCalls:
         calls: Sequence[RecordedCall],
         ends: Sequence[int],
         arena: Arena,
-        target: Host,
+        run: Any,
         chunk: ChunkKV | None = None,
     ) -> None:
+        """`run`: the function of `team_code`."""
         starts = np.cumsum([0, *(len(call.fields) for call in calls)])
-        shared = [
-            (start + call.threads, call.shared_above)
-            for start, call in zip(starts, calls, strict=False)
-            if call.threads is not None
-        ]
-        #: The fields as they were: a call counts in them.
-        self._tasks = np.array([field for call in calls for field in call.fields], np.int64)
+        fields = [field for call in calls for field in call.fields]
+        #: The fields as they were, and a state for each part: calls count in them.
+        self._tasks = np.array(fields + [FREE] * sum(call.parts for call in calls), np.int64)
         self._work = self._tasks.copy()
-        self._shared = np.array([place for place, _ in shared], np.int64)
-        self._above = np.array([above for _, above in shared])
+        states = self._work.ctypes.data + 8 * len(fields)
+        for start, call in zip(starts.tolist(), calls, strict=False):
+            if call.states is not None:
+                self._tasks[start + call.states] = states
+                states += 8 * call.parts
+        self._above = np.array([call.shared_above for call in calls])
+        self._kinds = np.array([IN_PARTS if call.parts else SHARED for call in calls], np.int64)
         self._chunk = None if chunk is None else _ChunkFields(calls, starts, self._tasks, chunk)
-        places = self._work.ctypes.data + 8 * starts[:-1]
-        addresses = np.array([call.address for call in calls], np.int64)
-        self._calls = np.stack((addresses, places), axis=1)
+        #: `CALL_FIELDS` of all calls as they are given, and those that are in use.
+        self._given = np.zeros((len(calls), len(CALL_FIELDS)), np.int64)
+        self._given[:, 0] = [call.share for call in calls]
+        self._given[:, 1] = self._work.ctypes.data + 8 * starts[:-1]
+        self._calls = aligned(self._given.size, np.int64).reshape(self._given.shape)
         self._ends = list(ends)
         self.most_rows = min((call.most_rows for call in calls), default=inf)
         # Its memory is what the calls write.
         self._arena = arena
-        self._run = _run(target)
+        self._run = run
 
     def replay(self, threads: int, longest: int, chunk: ChunkKV | None = None) -> None:
         """Make all calls, on so many threads where these pay for rows of at most `longest`
         tokens. `chunk`: that of the step, after as many rows as the recording's."""
         self._begin(threads, longest, chunk)
-        self._run(self._calls.ctypes.data, len(self._calls))
+        self._make(0, len(self._calls), threads)
 
     def replay_layers(
         self, threads: int, longest: int, chunk: ChunkKV | None = None
@@ -130,15 +121,23 @@ class RecordedCalls:
         self._begin(threads, longest, chunk)
         start = 0
         for end in self._ends:
-            self._run(self._calls.ctypes.data + 16 * start, end - start)
+            self._make(start, end, threads)
             start = end
             yield
 
     def _begin(self, threads: int, longest: int, chunk: ChunkKV | None) -> None:
         self._work[:] = self._tasks
-        self._work[self._shared] = np.where(self._above < longest, threads, 1)
+        self._calls[:] = self._given
+        self._calls[:, _KIND] = np.where(self._above < longest, self._kinds, ALONE)
         if self._chunk is not None and chunk is not None:
             self._chunk.write(self._work, chunk)
+
+    def _make(self, start: int, end: int, threads: int) -> None:
+        """Make the calls from `start` to `end`. Threads that have nothing to do are not woken."""
+        if not self._calls[start:end, _KIND].any():
+            threads = 1
+        task = np.array([self._calls[start:].ctypes.data, end - start, threads], np.int64)
+        self._run(task.ctypes.data)
 
 
 class _ChunkFields:
@@ -191,7 +190,8 @@ class _ChunkFields:
 
 
 @functools.cache
-def _run(target: Host) -> Any:
-    """`run(calls, count)`."""
-    (address,) = compiled("run", lambda: _RUN, target, ("run",), {})
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(address)
+def team_function(target: Host, region: int) -> Any:
+    """`run(task)` of `team_code`. `region`: the address of `GOMP_parallel`."""
+    symbols = {"GOMP_parallel": region}
+    (address,) = compiled("team", team_code, target, ("run",), symbols)
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)

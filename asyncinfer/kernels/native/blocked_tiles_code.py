@@ -1,0 +1,157 @@
+"""LLVM's code of a tile of a product: some inputs of a block of W, and a few rows of x.
+
+For each input a block has the weights of 64 outputs side by side. A vector therefore holds outputs:
+nothing is summed across its lanes, and memory is read sequentially. Meanwhile the weights of the
+next inputs are prefetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from asyncinfer.kernels.native.assembly import Assembly
+
+__all__ = ["LINE", "OUTPUTS", "SUM_BYTES", "TILE_ROWS", "BlockedTiles"]
+
+#: Outputs of a block.
+OUTPUTS = 64
+#: Rows of x in a tile: as many as there are registers for their sums.
+TILE_ROWS = 6
+#: Bytes of a row's sums.
+SUM_BYTES = 4 * OUTPUTS
+#: Bytes of a line of a cache.
+LINE = 64
+
+
+class BlockedTiles(Assembly):
+    """Emits the code of tiles."""
+
+    def __init__(self, dtype: str, lanes: int, pairs: bool, fields: Sequence[str]) -> None:
+        """`pairs`: one instruction multiplies two inputs of a bfloat16 weight and of x."""
+        super().__init__("blocked", lanes, fields)
+        self._halves, self.pairs = dtype == "bfloat16", pairs
+        if pairs:
+            kinds = [self.floats, self.halves, self.halves]
+            name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
+            self._product = self.declare(name, self.floats, *kinds)
+        #: Bytes of one input's numbers in a block.
+        self.input_bytes = OUTPUTS * (2 if self._halves else 4)
+
+    def tile(self, rows: int) -> Any:
+        """`tile(w, ahead, x, old, y, inputs, x_bytes, y_bytes, before)`: multiply `inputs` of a
+        block of W by `rows` rows of x, add `old`, the sums of the `before` inputs before, and write
+        the sums to y. The function prefetches as many bytes of `ahead` as it reads of `w`."""
+        kinds = [self.pointer] * 5 + [self.i64] * 4
+        function, b = self.begin(f"tile_{rows}", *kinds)
+        # A copy in each caller would take long to compile.
+        function.attributes.add("noinline")
+        weight, ahead, x, old, y, inputs, x_bytes, y_bytes, before = function.args
+        theirs = [self.at(b, x, b.mul(x_bytes, self.integer(row))) for row in range(rows)]
+        kept = [self.at(b, old, self.integer(SUM_BYTES * row)) for row in range(rows)]
+        into = [self.at(b, y, b.mul(y_bytes, self.integer(row))) for row in range(rows)]
+        new = b.icmp_signed("==", before, self.integer(0))
+        width = self._width(rows)
+        vectors = range(0, width, self.lanes)
+
+        def part(start: Any) -> None:
+            """Compute `width` outputs from `start` on."""
+            # Two inputs of a bfloat16 weight lie side by side.
+            ours = self.at(b, weight, b.mul(start, self.integer(4)))
+            # Each part prefetches as much as it reads.
+            share = b.mul(start, b.mul(inputs, self.integer(self.input_bytes // OUTPUTS)))
+            coming = self.at(b, ahead, share)
+
+            def pair(b: Any, first: Any, sums: Sequence[Any]) -> Sequence[Any]:
+                """Add the products of two inputs."""
+                found = list(sums)
+                read = 2 * width * self.input_bytes // OUTPUTS
+                for line in range(0, read, LINE):
+                    on = b.mul(first, self.integer(read // 2))
+                    self.fetch(
+                        b, self.at(b, self.at(b, coming, on), self.integer(line)), near=False
+                    )
+                numbers = self.at(b, ours, b.mul(first, self.integer(self.input_bytes)))
+                if self.pairs:
+                    return self._both(b, numbers, vectors, theirs, first, found)
+                for which, column in enumerate(self._columns(b, numbers, vectors)):
+                    at = b.mul(b.add(first, self.integer(which)), self.integer(4))
+                    for row, each in enumerate(theirs):
+                        number = b.load(self.at(b, each, at), typ=self.float, align=4)
+                        value = self.everywhere(b, number)
+                        for index, vector in enumerate(column):
+                            sum_of = row * len(vectors) + index
+                            found[sum_of] = b.call(self.fma, [vector, value, found[sum_of]])
+                return found
+
+            def pairs(b: Any, first: Any, sums: Sequence[Any]) -> Sequence[Any]:
+                """Add the products of four inputs. A branch for each two takes 1 to 4 % longer."""
+                return pair(b, b.add(first, self.integer(2)), pair(b, first, sums))
+
+            places = [b.add(start, self.integer(vector)) for vector in vectors]
+            before = [self.load(b, row, place) for row in kept for place in places]
+            sums = [b.select(new, self.all(0.0), each) for each in before]
+            found = iter(self.loop(b, inputs, 4, pairs, sums))
+            for row in into:
+                for place in places:
+                    self.store(b, next(found), row, place)
+
+        self.each(b, self.integer(0), self.integer(OUTPUTS), width, part)
+        b.ret_void()
+        return function
+
+    def _both(
+        self,
+        b: Any,
+        start: Any,
+        vectors: range,
+        theirs: Sequence[Any],
+        first: Any,
+        sums: list[Any],
+    ) -> list[Any]:
+        """Add the products of two inputs, which lie side by side in W and in x, to each row's
+        `sums`."""
+        places = [self.at(b, start, self.integer(4 * at)) for at in vectors]
+        columns = [b.load(place, typ=self.halves, align=4) for place in places]
+        at = b.mul(first, self.integer(2))
+        for row, each in enumerate(theirs):
+            pair = b.load(self.at(b, each, at), typ=self.i32, align=4)
+            values = b.bitcast(self.everywhere(b, pair), self.halves)
+            for index, column in enumerate(columns):
+                sum_of = row * len(vectors) + index
+                sums[sum_of] = b.call(self._product, [sums[sum_of], column, values])
+        return sums
+
+    def _width(self, rows: int) -> int:
+        """Outputs that a tile of so many rows has sums for in registers."""
+        sums = 4 * TILE_ROWS if self.lanes == 16 else 2 * TILE_ROWS
+        width = OUTPUTS
+        while rows * width > sums * self.lanes:
+            width //= 2
+        return width
+
+    def _columns(self, b: Any, start: Any, vectors: range) -> list[list[Any]]:
+        """The numbers of two inputs for all outputs of a block, as vectors of floats."""
+        if not self._halves:
+            return [
+                [
+                    b.load(
+                        self.at(b, start, self.integer(4 * (which * OUTPUTS + at))),
+                        typ=self.floats,
+                        align=4,
+                    )
+                    for at in vectors
+                ]
+                for which in range(2)
+            ]
+        both = [
+            b.load(self.at(b, start, self.integer(4 * at)), typ=self.ints, align=4)
+            for at in vectors
+        ]
+        # A bfloat16 number is the higher half of a float32 one.
+        shift = self.ir.Constant(self.ints, [16] * self.lanes)
+        mask = self.ir.Constant(self.ints, [-(1 << 16)] * self.lanes)
+        return [
+            [b.bitcast(b.shl(bits, shift), self.floats) for bits in both],
+            [b.bitcast(b.and_(bits, mask), self.floats) for bits in both],
+        ]
