@@ -75,6 +75,9 @@ class EagerExecutor:
         #: The states of the step that is being computed; None where no layer has one.
         self._states: StatePass | None = None
 
+    #: Whether threads of the last step did what one of them left undone when it lost its core.
+    helps = False
+
     def change(self, step: Step, joins: Sequence[Join]) -> list[tuple[int, I64, I64]]:
         """Apply the changes before the rows are computed: `joins` (the step's; none if the step is
         retracted for want of memory), the growth of block tables, the rewinding of states.

@@ -133,7 +133,7 @@ class ModelRunner:
         anything has changed (`_reserve`) or after everything has (`_compute`).
         """
         if self._threads is not None:
-            self._threads.adapt()
+            self._threads.adapt(helps=self.executor.helps)
         staged: list[torch.Tensor] = []
         buffers = None
         try:

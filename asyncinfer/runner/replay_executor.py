@@ -30,7 +30,8 @@ __all__ = ["ReplayExecutor"]
 
 #: The number of the step of a kind that is recorded. A later one is computed twice.
 _STEPS: Final = 4
-#: The most rows whose head is recorded: the logits of more would take much memory.
+#: The most rows whose head is recorded. The recordings of all numbers of rows share the memory of
+#: so many rows' logits.
 _HEAD_ROWS: Final = 32
 #: Seconds of a replay above which the next one is made layer by layer, since a program may end
 #: between two layers.
@@ -108,7 +109,7 @@ class ReplayExecutor(EagerExecutor):
         return super().logits(hidden)
 
     def forward(self, arrays: StepArrays) -> torch.Tensor:
-        self._computed = None
+        self._computed, self.helps = None, False
         kind, chunk = self._kind_of(arrays), None
         if kind is not None and kind.chunk:
             chunk = self._chunk_of(arrays)
@@ -121,6 +122,7 @@ class ReplayExecutor(EagerExecutor):
             # A chunk of other tokens than the recorded one shows most.
             if trusted or chunk is None or tokens != recorded.tokens:
                 self._replay(recorded.calls, arrays, chunk)
+                self.helps = recorded.calls.in_parts
                 hidden = recorded.hidden[:tokens]
                 if not trusted:
                     return self._compared(kind, arrays, hidden, recorded.logits)
@@ -203,6 +205,7 @@ class ReplayExecutor(EagerExecutor):
                 x = layer(x, one)
                 recording.end_layer()
             if with_head:
+                recording.least_rows = _HEAD_ROWS
                 logits = self.decoder.logits(x, as_stored=True)
                 recording.end_layer()
         calls, most = recording.made(), rows + MOST_CHUNK if chunk else rows

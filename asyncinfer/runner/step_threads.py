@@ -2,7 +2,8 @@
 
 A parallel region ends when its last thread does. If another program has the core of one thread, the
 others wait some milliseconds for its next turn, hundreds of times in a step: two threads are then
-many times slower than one. So a step uses as many threads as there are free cores.
+many times slower than one. So a step uses as many threads as there are free cores. Replayed steps
+wait less, see `kernels/native/team_code.py`, and still leave a busy program its core.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ __all__ = ["StepThreads"]
 #: Seconds between looks. The system counts cores' time in hundredths of a second.
 INTERVAL: Final = 0.2
 #: Another thread is added for this much of another free core, and removed below the second share.
-#: In between the number stays, since a change moves data between caches. Half of a core is worth a
-#: thread, because those of a replayed step do not wait for one that is not running.
-_WANTED: Final = 0.5
-_KEPT: Final = 0.4
+#: In between the number stays, since a change moves data between caches.
+_WANTED: Final = 0.75
+_KEPT: Final = 0.5
+#: The same where other threads of a step do the work of one that is not running: half of a core is
+#: then worth a thread.
+_WANTED_BY_HELPERS: Final = 0.5
+_KEPT_BY_HELPERS: Final = 0.4
 #: If the step's own threads used less than this share of a core since the last look, the engine was
 #: idle, and the time of other programs says little about now.
 _IDLE: Final = 0.5
@@ -76,13 +80,15 @@ class StepThreads:
         self._looked = clock()
         self._before = used()
 
-    def adapt(self) -> None:
-        """Use more threads or fewer, if a look is due. Called before every step."""
+    def adapt(self, *, helps: bool = False) -> None:
+        """Use more threads or fewer, if a look is due. Called before every step. `helps`: whether
+        threads of the step do the work of one that is not running."""
         now = self._clock()
         if now - self._looked >= INTERVAL:
-            self._look(now)
+            shares = (_WANTED_BY_HELPERS, _KEPT_BY_HELPERS) if helps else (_WANTED, _KEPT)
+            self._look(now, *shares)
 
-    def _look(self, now: float) -> None:
+    def _look(self, now: float, wanted: float, kept: float) -> None:
         seconds, self._looked = now - self._looked, now
         before, used = self._before, self._used()
         self._before = used
@@ -90,13 +96,13 @@ class StepThreads:
             return
         everybody, own = used[0] - before[0], used[1] - before[1]
         others, count = max(0.0, everybody - own) / seconds, self.count
-        if own < _IDLE * seconds and self._cores - others + 1 - _KEPT < self._most:
+        if own < _IDLE * seconds and self._cores - others + 1 - kept < self._most:
             others = min(others, self._others_now())
         free = self._cores - others
-        if free + 1 - _KEPT < count:
-            count = int(free + 1 - _KEPT)
-        elif free + 1 - _WANTED >= count + 1:
-            count = int(free + 1 - _WANTED)
+        if free + 1 - kept < count:
+            count = int(free + 1 - kept)
+        elif free + 1 - wanted >= count + 1:
+            count = int(free + 1 - wanted)
         count = max(1, min(self._most, count))
         if count != self.count:
             self.count = count

@@ -96,6 +96,21 @@ def test_more_threads_than_cores_make_the_same_calls() -> None:
         assert torch.equal(found, right)
 
 
+def test_recordings_of_fewer_rows_share_the_memory_of_more() -> None:
+    arena, weight, x = Arena(), some(128), some(8, 128)
+    places = set()
+    for rows in range(1, 9):
+        recording = Recording(arena, 2)
+        recording.least_rows = 8
+        with recording.begun():
+            for _ in range(2):
+                found = rms_norm(x[:rows], weight, 1e-5)
+                assert found is not None
+        assert found.shape == (rows, 128)
+        places.add(found.data_ptr())
+    assert len(places) == 1
+
+
 def test_a_replay_in_layers_is_one_in_parts() -> None:
     x, weight = some(32, 128), some(128)
     calls, found = recorded(x, 4, lambda x: layer(x, weight))

@@ -43,13 +43,13 @@ class Machine:
     def _running(self) -> int | None:
         return self.running.pop(0) if self.running else None
 
-    def run(self, load: Load, seconds: float = 0.25) -> int:
+    def run(self, load: Load, seconds: float = 0.25, *, helps: bool = False) -> int:
         """Let time pass under a load; how many threads a step takes then."""
         others, own = load
         self.now += seconds
         self.everybody += (others + own) * seconds
         self.own += own * seconds
-        self.threads.adapt()
+        self.threads.adapt(helps=helps)
         return self.threads.count
 
 
@@ -92,11 +92,23 @@ def test_it_is_back_within_a_second_after_the_others_have_gone() -> None:
 
 def test_a_little_interference_changes_nothing() -> None:
     machine = Machine(cores=2, most=2)
-    assert [machine.run((0.55, 1.4)) for _ in range(10)] == [2] * 10
+    assert [machine.run((0.4, 1.5)) for _ in range(10)] == [2] * 10
     machine.run((1.0, 1.0))
     assert machine.threads.count == 1
     # What made it one thread is not quite over.
-    assert [machine.run((0.55, 1.0)) for _ in range(10)] == [1] * 10
+    assert [machine.run((0.4, 1.0)) for _ in range(10)] == [1] * 10
+
+
+def test_threads_that_help_each_other_stay_beside_a_program_that_computes_half_of_the_time() -> (
+    None
+):
+    machine = Machine(cores=2, most=2)
+    assert [machine.run((0.55, 1.4), helps=True) for _ in range(10)] == [2] * 10
+    assert machine.run((0.55, 1.4)) == 1
+    assert machine.run((0.5, 1.0)) == 1
+    assert machine.run((0.5, 1.0), helps=True) == 2
+    # A busy program among three threads has two thirds of a core.
+    assert machine.run((0.66, 1.33), helps=True) == 1
 
 
 def test_no_more_threads_than_asked_for() -> None:

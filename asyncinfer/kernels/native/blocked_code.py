@@ -115,7 +115,8 @@ class _BlockedCode(BlockedTiles):
         b.call(block, [task, index, after, kept])
         b.call(store, [task, index, kept])
         index.add_incoming(following, b.block)
-        longest.add_incoming(b.sub(self.ticks(b), began), b.block)
+        took = b.sub(self.ticks(b), began)
+        longest.add_incoming(b.select(b.icmp_signed(">", took, longest), took, longest), b.block)
         b.branch(fetch)
         b.position_at_end(end)
         with b.if_then(several):
@@ -125,21 +126,29 @@ class _BlockedCode(BlockedTiles):
 
     def _finish(self, block: Any, store: Any) -> Any:
         """`finish(task, kept, ticks)`: multiply what other threads have left, and come back when
-        all parts are ready. `ticks` is how long a part takes, or 0. A thread that takes several
-        times as long is not running, and its part is multiplied here as well."""
+        all parts are ready. `ticks` is how long this thread's longest part took, or 0 if it had
+        none. A thread that takes `_PATIENCE` times as long is not running, and its part is
+        multiplied here as well."""
         function, b = self.begin("finish", self.pointer, self.pointer, self.i64)
         task, kept, ticks = function.args
         parts, states = self._parts(b, task), self.address(b, task, "states")
+        longest = b.alloca(self.i64)
+        b.store(ticks, longest)
 
         def made(b: Any, index: Any) -> None:
             b.call(block, [task, index, index, kept])
             b.call(store, [task, index, kept])
 
         def free(index: Any) -> None:
-            with b.if_then(self.takes(b, self._state(b, states, index), FREE, CLAIMED)):
+            state = self._state(b, states, index)
+            is_free = b.icmp_signed("==", self.seen(b, state), self.integer(FREE))
+            with b.if_then(is_free), b.if_then(self.takes(b, state, FREE, CLAIMED)):
+                began = self.ticks(b)
                 made(b, index)
+                b.store(b.sub(self.ticks(b), began), longest)
 
         self.each(b, self.integer(0), parts, 1, free)
+        ticks = b.load(longest)
         patience = b.mul(ticks, self.integer(_PATIENCE))
         began = self.ticks(b)
 

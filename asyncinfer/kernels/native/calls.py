@@ -176,6 +176,8 @@ class Recording:
         self._arena = arena
         self._chunk = chunk
         self._most_tokens = most_tokens
+        #: Rows that tensors have room for at least, so that recordings of fewer share memory.
+        self.least_rows = 0
         self._calls: list[RecordedCall] = []
         #: For each layer, the calls until its end.
         self._ends: list[int] = []
@@ -202,7 +204,7 @@ class Recording:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor; of one of rows the first ones, with room for those of the longest chunk."""
         count, *others = shape
-        rows = self.room_rows(count) if others else count
+        rows = max(self.room_rows(count), self.least_rows) if others else count
         return self._arena.take((rows, *others), dtype)[:count]
 
     def room_rows(self, count: int) -> int:

@@ -68,11 +68,12 @@ class RecordedCalls:
 
     Attributes:
         most_rows: rows of a step beyond which other code than the recorded calls is faster.
+        in_parts: whether threads do what one of them leaves undone when it loses its core.
     """
 
     __slots__ = (
         *("_above", "_arena", "_calls", "_chunk", "_ends", "_given", "_kinds", "_run", "_tasks"),
-        *("_work", "most_rows"),
+        *("_work", "in_parts", "most_rows"),
     )
 
     def __init__(
@@ -103,6 +104,7 @@ class RecordedCalls:
         self._given[:, 1] = self._work.ctypes.data + 8 * starts[:-1]
         self._calls = aligned(self._given.size, np.int64).reshape(self._given.shape)
         self._ends = list(ends)
+        self.in_parts = any(call.parts for call in calls)
         self.most_rows = min((call.most_rows for call in calls), default=inf)
         # Its memory is what the calls write.
         self._arena = arena

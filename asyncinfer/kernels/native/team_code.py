@@ -2,8 +2,8 @@
 
 Each thread goes through all calls. A region of OpenMP for each call would end when its last thread
 does, and where another program has the core of one, the others would wait for its next turn. Here
-a thread that is not running holds up nobody: whoever comes to a call first makes it, or takes the
-parts of its work that are left.
+whoever comes to a call first makes it, or takes the parts of its work that are left. Others wait
+only for a thread that has begun a call, and not even then for parts that they can do themselves.
 """
 
 from __future__ import annotations
