@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 import triton.language as tl
 from kernels.kernel_globals import replaced
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
@@ -60,6 +62,11 @@ def interpreted() -> Iterator[None]:
             patch.setattr(interpreter, "_get_np_dtype", _numpy_type)
             patch.setattr(tl.tensor, "__init__", _begin_tensor)
             patch.setattr(tl.block_type, "__init__", _begin_block_type)
+            patch.setattr(tl.dtype, "__eq__", _same_type)
+            patch.setattr(TritonSemantic, "broadcast_impl_value", _broadcast)
+            # Whether integers overflow it computes for assertions, which it makes in debugging only.
+            options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+            patch.setattr(interpreter.interpreter_builder, "options", options)
             # Infinities and NaN come silently, as on a GPU; what comes of them the test checks.
             with (
                 np.errstate(all="ignore"),
@@ -108,15 +115,18 @@ def _numpy_type(kind: Any) -> np.dtype[Any]:
 
 
 @cache
-def _sizes(shape: Any) -> tuple[Any, Any]:
+def _sizes(shape: tuple[int, ...]) -> tuple[Any, Any]:
     """A tensor's `shape` and `numel`, which nothing changes."""
     return tl.tuple([tl.constexpr(size) for size in shape]), tl.constexpr(math.prod(shape))
+
+
+_SCALAR = _sizes(())
 
 
 def _begin_tensor(tensor: Any, handle: Any, kind: Any) -> None:
     """As `tl.tensor.__init__`."""
     tensor.handle, tensor.type, tensor.dtype = handle, kind, kind.scalar
-    tensor.shape, tensor.numel = _sizes(kind.shape if kind.is_block() else ())
+    tensor.shape, tensor.numel = kind.sizes if kind.is_block() else _SCALAR
 
 
 _begin_block_type_of = tl.block_type.__init__
@@ -124,12 +134,30 @@ _block_types: dict[tuple[str, tuple[int, ...]], Any] = {}
 
 
 def _begin_block_type(kind: Any, element: Any, shape: Any) -> None:
-    """As `tl.block_type.__init__`."""
-    key = element.name, tuple(getattr(size, "value", size) for size in shape)
+    """As `tl.block_type.__init__`, with the sizes of its tensors beside."""
+    key = element.name, tuple([getattr(size, "value", size) for size in shape])
     if key not in _block_types:
         _begin_block_type_of(kind, element, shape)
-        _block_types[key] = dict(vars(kind))
+        _block_types[key] = {**vars(kind), "sizes": _sizes(key[1])}
     vars(kind).update(_block_types[key])
+
+
+_same_type_of = tl.dtype.__eq__
+
+
+def _same_type(kind: Any, other: Any) -> bool:
+    """As `tl.dtype.__eq__`."""
+    return kind is other or _same_type_of(kind, other)
+
+
+_broadcast_of = TritonSemantic.broadcast_impl_value
+
+
+def _broadcast(semantic: Any, left: Any, right: Any) -> Any:
+    """As `TritonSemantic.broadcast_impl_value`, which looks long for what to change."""
+    if left.shape is right.shape:
+        return left, right
+    return _broadcast_of(semantic, left, right)
 
 
 def _convert(values: np.ndarray[Any, Any], source: Any, target: Any, _: Any) -> Any:
