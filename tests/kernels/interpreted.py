@@ -64,7 +64,7 @@ def interpreted() -> Iterator[None]:
             patch.setattr(tl.block_type, "__init__", _begin_block_type)
             patch.setattr(tl.dtype, "__eq__", _same_type)
             patch.setattr(TritonSemantic, "broadcast_impl_value", _broadcast)
-            # Whether integers overflow it computes for assertions, which it makes in debugging only.
+            # Whether integers overflow is computed for assertions, which only debugging makes.
             options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
             patch.setattr(interpreter.interpreter_builder, "options", options)
             # Infinities and NaN come silently, as on a GPU; what comes of them the test checks.
