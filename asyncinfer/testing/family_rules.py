@@ -133,7 +133,7 @@ class FamilyRules:
                 continue
             except PluginError as error:
                 raise RuleError("read", f"with {name}: {error}") from error
-            got = pieces(decoder, self._ids[0]).logits[0]
+            got = pieces(decoder, self._ids[0], (25, 1)).logits[0]
             self._compare("nearby", f"with {name}", got, right)
             report.compared.append(name)
         return report
@@ -187,10 +187,9 @@ class FamilyRules:
             if ignored_tensor(more, self._shape):
                 raise RuleError("tensors", f"it would ignore a tensor {more}: see names.ignored")
         for change in ({"add": f"{names[0]}.more"}, {"drop": names[-1]}):
-            changed = FamilyTrial(self._class, self._config, self._folder / "changed", self._seed)
-            changed.change_tensors(**change)
+            folder = trial.changed(self._folder / "changed", **change)
             try:
-                changed.load(self._shape)
+                trial.load(self._shape, folder)
             except ModelLoadError:
                 continue
             (what, name) = next(iter(change.items()))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncinfer.testing.decoder_run import DecoderRun
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from asyncinfer.models.family_calls import FamilyCalls
 
 __all__ = ["FamilyTrial", "pieces", "runs"]
+
+#: What transformers calls the weights of a checkpoint this small.
+FILE: Final = "model.safetensors"
 
 
 class FamilyTrial:
@@ -58,9 +61,9 @@ class FamilyTrial:
         """The config that the family reads from `config.json`, with some keys changed."""
         return calls.read({**self.values, **(changes or {})}, "config.json")
 
-    def load(self, config: ModelConfig) -> Decoder:
-        """The decoder of that shape with the checkpoint's weights. `ModelLoadError` for tensors
-        that are missing, left over or of another shape."""
+    def load(self, config: ModelConfig, folder: Path | None = None) -> Decoder:
+        """The decoder of that shape with the weights in `folder`, or the checkpoint's own.
+        `ModelLoadError` for tensors that are missing, left over or of another shape."""
         import torch
 
         from asyncinfer.models import Decoder, tensor_table
@@ -68,25 +71,26 @@ class FamilyTrial:
         from asyncinfer.models.suited import suited
         from asyncinfer.weights import SafetensorsCheckpoint, WeightLoader, check_weights
 
-        with SafetensorsCheckpoint(self.folder) as checkpoint, torch.inference_mode():
+        with SafetensorsCheckpoint(folder or self.folder) as checkpoint, torch.inference_mode():
             config = suited(config, checkpoint)
             table = tensor_table(config)
             check_weights(checkpoint, table, partial(ignored_tensor, config=config))
             loader = WeightLoader(checkpoint, table, torch.device("cpu"), torch.float32, None)
             return Decoder(config, loader)
 
-    def change_tensors(self, add: str | None = None, drop: str | None = None) -> None:
-        """Write the weights again, with some tensors added or dropped."""
+    def changed(self, folder: Path, add: str | None = None, drop: str | None = None) -> Path:
+        """Write the weights to `folder`, with some tensors added or dropped."""
         import torch
         from safetensors.torch import load_file, save_file
 
-        file = self.folder / "model.safetensors"
-        tensors = load_file(file)
+        tensors = load_file(self.folder / FILE)
         if add is not None:
             tensors[add] = torch.ones(3)
         if drop is not None:
             del tensors[drop]
-        save_file(tensors, file, metadata={"format": "pt"})
+        folder.mkdir(exist_ok=True)
+        save_file(tensors, folder / FILE, metadata={"format": "pt"})
+        return folder
 
     def tensors(self) -> list[str]:
         """Names of the checkpoint's tensors, one for all layers."""
@@ -97,13 +101,16 @@ class FamilyTrial:
         return sorted(groups.values())
 
 
-def pieces(decoder: Decoder, ids: Sequence[int]) -> DecoderRun:
-    """One sequence in chunks and single tokens; in one pass if its tokens attend to later ones."""
+def pieces(
+    decoder: Decoder, ids: Sequence[int], counts: Sequence[int] = (7, 1, 1, 16, 1)
+) -> DecoderRun:
+    """One sequence in chunks of `counts` tokens and the rest; in one pass if its tokens attend to
+    later ones."""
     run = DecoderRun(decoder, [ids])
     if decoder.config.bidirectional:
         run.step({0: len(ids)})
         return run
-    for count in (7, 1, 1, 16, 1, len(ids) - 26):
+    for count in (*counts, len(ids) - sum(counts)):
         run.step({0: count})
     return run
 
