@@ -182,6 +182,9 @@ def test_shell_command(
     `.ci/run` start the program itself."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.stdin", io.StringIO())
+    # Matrices that no cache holds take long.
+    monkeypatch.setattr("asyncinfer.doctor.products._LARGEST", 1 << 20)
+    monkeypatch.setattr("asyncinfer.doctor.products._TIMED_BYTES", 4 << 20)
     with pytest.raises(SystemExit) as exited:
         main(words[1:])
     shown = capsys.readouterr()
