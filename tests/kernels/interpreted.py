@@ -71,7 +71,7 @@ def interpreted() -> Iterator[None]:
             with (
                 np.errstate(all="ignore"),
                 warnings.catch_warnings(),
-                replaced(lambda function: InterpretedFunction(function.fn), "triton.language"),
+                replaced(lambda kernel: _interpreted(kernel.fn), "triton.language"),
             ):
                 # Triton 3.6 takes a loop's bounds from arrays of one element.
                 warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)
@@ -85,6 +85,12 @@ def interpreted() -> Iterator[None]:
             for name, value in old.items():
                 if now.get(name) is not value:
                     setattr(owner, name, value)
+
+
+@cache
+def _interpreted(function: Callable[..., Any]) -> Any:
+    """One for all tests: to make it reads the function's signature."""
+    return InterpretedFunction(function)
 
 
 def _patched_once() -> Callable[[Any], Any]:

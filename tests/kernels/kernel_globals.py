@@ -23,8 +23,9 @@ def replaced(make: Callable[[JITFunction[Any]], object], *packages: str) -> Iter
     what else `packages` name: under every name that the modules there have for it."""
     made: dict[int, object] = {}
     with pytest.MonkeyPatch.context() as patch:
+        roots = tuple(f"{root}." for root in (_PACKAGE, *packages))
         for name, module in list(sys.modules.items()):
-            if not any(f"{name}.".startswith(f"{root}.") for root in (_PACKAGE, *packages)):
+            if not f"{name}.".startswith(roots):
                 continue
             for attribute, value in list(vars(module).items()):
                 if isinstance(value, JITFunction):
