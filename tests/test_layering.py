@@ -194,15 +194,27 @@ def private_uses(found: Iterable[Import], exported: Mapping[str, frozenset[str]]
     return problems
 
 
+#: In every module with a private member of something else than `self` and `cls`.
+_OF_OTHERS = re.compile(r"(?<!\bself)(?<!\bcls)\._(?!_)")
+
+
 def private_members(modules: Sources, allowed: Iterable[str] = ()) -> list[str]:
     """Members with a leading underscore that are touched from outside their class. Modules that are
     `allowed` may; each has to."""
-    trees = {module: parsed(source) for module, source in modules.items()}
-    classes = [node for tree in trees.values() for node in ast.walk(tree) if _is_class(node)]
+    classes = [
+        node
+        for source in modules.values()
+        if "class " in source
+        for node in ast.walk(parsed(source))
+        if _is_class(node)
+    ]
     ours = {name for one in classes for name in _private_names(one)}
     problems = []
     used = set()
-    for module, tree in trees.items():
+    for module, source in modules.items():
+        if not _OF_OTHERS.search(source):
+            continue
+        tree = parsed(source)
         within: dict[int, set[str]] = {}
         for one in filter(_is_class, ast.walk(tree)):
             names = _private_names(one)
