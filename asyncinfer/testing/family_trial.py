@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from asyncinfer.testing.decoder_run import DecoderRun
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from asyncinfer.models.family_calls import FamilyCalls
 
 __all__ = ["FamilyTrial", "pieces", "runs"]
-
-#: What transformers calls the weights of a checkpoint this small.
-FILE: Final = "model.safetensors"
 
 
 class FamilyTrial:
@@ -83,13 +80,14 @@ class FamilyTrial:
         import torch
         from safetensors.torch import load_file, save_file
 
-        tensors = load_file(self.folder / FILE)
+        file = "model.safetensors"
+        tensors = load_file(self.folder / file)
         if add is not None:
             tensors[add] = torch.ones(3)
         if drop is not None:
             del tensors[drop]
         folder.mkdir(exist_ok=True)
-        save_file(tensors, folder / FILE, metadata={"format": "pt"})
+        save_file(tensors, folder / file, metadata={"format": "pt"})
         return folder
 
     def tensors(self) -> list[str]:
