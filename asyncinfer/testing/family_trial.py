@@ -102,8 +102,7 @@ class FamilyTrial:
 def pieces(
     decoder: Decoder, ids: Sequence[int], counts: Sequence[int] = (7, 1, 1, 16, 1)
 ) -> DecoderRun:
-    """One sequence in chunks of `counts` tokens and the rest; in one pass if its tokens attend to
-    later ones."""
+    """One sequence in chunks of `counts` and a rest; in one pass if tokens attend to later ones."""
     run = DecoderRun(decoder, [ids])
     if decoder.config.bidirectional:
         run.step({0: len(ids)})
