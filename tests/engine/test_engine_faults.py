@@ -626,8 +626,10 @@ def test_import_and_use_change_nothing_of_the_host() -> None:
     assert done.stdout == "same\n", done.stderr
 
 
-def test_plain_asyncio_timeout() -> None:
+def test_plain_asyncio_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """# fault 7, without anyio"""
+    # Leaving waits so long for a step that does not end.
+    monkeypatch.setattr("asyncinfer.engine.stream_buffer.ACK_TIMEOUT", 0.05)
 
     async def main() -> None:
         gate = StepGate(closed=True)
