@@ -16,7 +16,7 @@ from asyncinfer.kernels.native import BlockedWeight, blocked
 from asyncinfer.kernels.native.blocked import BlockedKernel, blocked_kernel
 from asyncinfer.kernels.native.blocked_code import blocked_code, parts_of
 from asyncinfer.kernels.native.host import compiled, host
-from asyncinfer.kernels.native.team_code import CLAIMED, FREE, READY, STORING
+from asyncinfer.kernels.native.team_code import CLAIMED, FREE, READY, STORING, team_code
 from asyncinfer.kernels.native.threads import parallel_region
 from asyncinfer.machine import cpuinfo
 
@@ -170,6 +170,22 @@ def test_a_part_that_is_stored_by_another_thread_is_waited_for() -> None:
         shared.states[4] = READY
         run.result(timeout=60)
     assert shared.is_right().all()
+
+
+@pytest.mark.parametrize("product", [True, False])
+def test_code_for_arm_is_compiled(monkeypatch: pytest.MonkeyPatch, product: bool) -> None:
+    """Waiting threads have other instructions there."""
+    from llvmlite import binding
+
+    triple = "aarch64-unknown-linux-gnu"
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    monkeypatch.setattr(binding, "get_process_triple", lambda: triple)
+    text = blocked_code("float32", 8, pairs=False) if product else team_code()
+    machine = binding.Target.from_triple(triple).create_target_machine(opt=2)
+    made = machine.emit_assembly(binding.parse_assembly(text))
+    assert "yield" in made
+    assert ("cntvct_el0" in made.lower()) is product
 
 
 def test_weights_that_the_kernel_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,12 +152,13 @@ class Tasks:
 
     def ticks(self, b: Any) -> Any:
         """The time, int64, in ticks of a clock of the processor."""
+        name, kinds, values = "llvm.readcyclecounter", [], []
         if self._arm:
-            kind = self.ir.FunctionType(self.i64, [])
-            return b.call(self.ir.InlineAsm(kind, "mrs $0, cntvct_el0", "=r", True), [])
-        name = "llvm.readcyclecounter"
-        clock = self.module.globals.get(name) or self.declare(name, self.i64)
-        return b.call(clock, [])
+            # On arm64 a program may not read the counter of cycles.
+            name, kinds = "llvm.read_volatile_register.i64", [self.ir.MetaDataType()]
+            values = [self.module.add_metadata(["cntvct_el0"])]
+        clock = self.module.globals.get(name) or self.declare(name, self.i64, *kinds)
+        return b.call(clock, values)
 
     def loop(
         self, b: Any, end: Any, step: int, body: _Body, values: Sequence[Any]
