@@ -163,6 +163,11 @@ class Decoder:
         """The angles of tokens at `positions`, int64 `[tokens]`, by each of the rotations."""
         return [rope(positions) for rope in self._ropes]
 
+    @property
+    def angle_tables(self) -> list[torch.Tensor | None]:
+        """`RotaryEmbedding.table` of each of the rotations."""
+        return [rope.table for rope in self._ropes]
+
     def run(
         self, token_ids: torch.Tensor, positions: torch.Tensor, one: ForwardPass
     ) -> torch.Tensor:

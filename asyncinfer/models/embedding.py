@@ -26,6 +26,12 @@ class Embedding:
         self._scale = torch.tensor(scale, dtype=weight.dtype).item()
         self._positions = positions
 
+    @property
+    def table(self) -> torch.Tensor | None:
+        """`weight`, where a token's vector is its row as it is."""
+        plain = self._scale == 1.0 and self._positions is None
+        return self.weight if plain and isinstance(self.weight, torch.Tensor) else None
+
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor | None = None
     ) -> torch.Tensor:

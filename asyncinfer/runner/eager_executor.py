@@ -93,7 +93,7 @@ class EagerExecutor:
     def run(self, step: Step, buffers: StepBuffers) -> PendingStep:
         """Start the rows of a step, and the copy of their results into `buffers`. Raises torch's
         error where the device has no memory."""
-        tensors = [torch.empty(0, dtype=torch.float32), torch.empty(0, dtype=torch.float32)]
+        tensors = [torch.empty(0, dtype=torch.float32)] * 2
         if not step.slots:
             results = EagerResults()
         else:
@@ -164,6 +164,10 @@ class EagerExecutor:
         """float32 `[n, vocab]` of `hidden` `[n, hidden]`, padding of the vocabulary included."""
         return self.decoder.logits(hidden)
 
+    def greedy(self, hidden: torch.Tensor) -> Sampled | None:
+        """Each row's likeliest token, where it is known without `logits`."""
+        return None
+
     def sample(self, logits: torch.Tensor, slots: I64, positions: I64) -> Sampled:
         """See `SamplingState.sample`."""
         return self.sampling.sample(logits, slots, positions)
@@ -224,7 +228,8 @@ class EagerExecutor:
         if step.guided:
             sampled = self._draw_guided(step, arrays, hidden)
         else:
-            sampled = self.sample(self._logits(hidden), slots, positions)
+            greedy = None if self.sampling.uses(slots) else self.greedy(hidden)
+            sampled = greedy or self.sample(self._logits(hidden), slots, positions)
         # Draws overwrite the drafted tokens too: one that was right has been drawn again.
         self.history.write(slots, positions, sampled.tokens)
         return sampled

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 
 from asyncinfer.attention import ContiguousKV, FixedChunk, FixedRows, KVCache
-from asyncinfer.kernels.native import ChunkKV
+from asyncinfer.kernels.dispatch import CannotRecord
+from asyncinfer.kernels.native import ChunkKV, EndKernels, end_kernels
 from asyncinfer.layers import ForwardPass
 from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import StepArrays
@@ -61,6 +62,9 @@ class FixedInputs:
         self._embedded = torch.empty(most, config.hidden_size, dtype=decoder.dtype)
         angles = decoder.angles(torch.zeros(most, dtype=torch.int64))
         self._angles = [tuple(each.contiguous().clone() for each in pair) for pair in angles]
+        #: What each of them is looked up in; None where torch computes them.
+        self._sources = _sources(decoder)
+        self._tokens, self._positions = np.zeros((2, most), np.int64)
         self._lengths = np.ones(rows, np.int32)
         #: By cache.
         self._tables = [np.zeros((rows, spec.table_width), np.int32) for _ in paged]
@@ -73,16 +77,18 @@ class FixedInputs:
     def send(
         self,
         arrays: StepArrays,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
+        tokens: npt.NDArray[np.int32],
         chunk: PromptChunk | None,
     ) -> None:
-        """Put the inputs of a step there: `tokens` and `positions`, int64 `[tokens]`."""
-        count, rows = len(positions), arrays.decode_rows
-        self._embedded[:count].copy_(self._decoder.embedding(tokens, positions))
-        for fixed, made in zip(self._angles, self._decoder.angles(positions), strict=True):
-            for into, each in zip(fixed, made, strict=True):
-                into[:count].copy_(each)
+        """Put the inputs of a step there: `tokens` `[tokens]`."""
+        count, rows = len(tokens), arrays.decode_rows
+        vocab_size = self._decoder.config.vocab_size
+        if tokens.min() < 0 or tokens.max() >= vocab_size:
+            raise IndexError(f"a token is not from 0 to {vocab_size - 1}: {tokens.tolist()}")
+        self._tokens[:count] = tokens
+        self._positions[:count] = arrays.positions
+        if self._sources is None:
+            self._compute(count)
         self._lengths[:rows] = arrays.seq_lens[:rows]
         caches = zip(self._paged, self._tables, self._slots, strict=True)
         for (number, kv), tables, slots in caches:
@@ -97,6 +103,26 @@ class FixedInputs:
             capacity, kv_heads = chunk.copy.capacity, chunk.cache.storage.shape[3]
             places = arrays.positions[rows:, None] + np.arange(0, kv_heads * capacity, capacity)
             self._places[: places.size] = places.ravel()
+
+    def _compute(self, count: int) -> None:
+        tokens, positions = (torch.from_numpy(x[:count]) for x in (self._tokens, self._positions))
+        self._embedded[:count].copy_(self._decoder.embedding(tokens, positions))
+        for fixed, made in zip(self._angles, self._decoder.angles(positions), strict=True):
+            for into, each in zip(fixed, made, strict=True):
+                into[:count].copy_(each)
+
+    def look_up(self, count: int) -> None:
+        """Record that so many tokens' vectors and angles are looked up, if `send` does not compute
+        them. Raises `CannotRecord` where native code cannot."""
+        if self._sources is None:
+            return
+        kernels, tables = self._sources
+        tokens, positions = torch.from_numpy(self._tokens), torch.from_numpy(self._positions)
+        looked_up = [(self._embedded, tokens)]
+        looked_up += [(each, positions) for pair in self._angles for each in pair]
+        for (into, places), table in zip(looked_up, tables, strict=True):
+            if not kernels.take(into[:count], table, places[:count]):
+                raise CannotRecord("a look-up")
 
     def first(
         self, rows: int, longest: int, chunk: PromptChunk | None
@@ -121,6 +147,21 @@ class FixedInputs:
             attends |= dict.fromkeys(kv.layers, fixed)
         angles = [(cos[:count], sin[:count]) for cos, sin in self._angles]
         return self._embedded[:count], ForwardPass(angles, attends)
+
+
+def _sources(decoder: Decoder) -> tuple[EndKernels, list[torch.Tensor]] | None:
+    """Native code that looks up tokens' vectors and angles, with the tables of both: the vectors,
+    and the cosines and sines of each rotation. None where these are not all that there is."""
+    kernels = end_kernels(decoder.dtype)
+    vectors, angles = decoder.embedding.table, decoder.angle_tables
+    if kernels is None or vectors is None:
+        return None
+    tables = [vectors]
+    for each in angles:
+        if each is None:
+            return None
+        tables += each.unbind()
+    return kernels, tables
 
 
 def _begun_blocks(size: int, arrays: StepArrays, mapping: I64) -> I64:

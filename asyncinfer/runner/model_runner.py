@@ -212,7 +212,7 @@ class ModelRunner:
         """A long prompt takes seconds: programs come and go meanwhile, and this one may end."""
         self._check_cancelled()
         if self._threads is not None:
-            self._threads.adapt()
+            self._threads.adapt(helps=self.executor.helps)
 
     def _reserve(self, step: Step) -> tuple[list[torch.Tensor], StepBuffers]:
         """All memory that the step's changes take: the tokens of each join, those forced and those

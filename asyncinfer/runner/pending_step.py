@@ -85,7 +85,7 @@ class EagerResults:
         further = scores.pop().tolist() if self.predicted else []
         wrong: dict[int, Exception] = {
             draw: _failure(peaks[draw].item())
-            for draw in (~peaks.isfinite()).nonzero()[:, 0].tolist()
+            for draw in np.flatnonzero(~np.isfinite(peaks.numpy())).tolist()
         }
         for call in self.calls:
             verdict = None if call.verdict is None else scores.pop(0)
@@ -195,7 +195,7 @@ class StepBuffers:
     def fetch_all(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Start the copies of tensors of any dtype. Returns host tensors that are valid from `wait`
         to the next use of these buffers."""
-        return [tensor.cpu() for tensor in results]
+        return [tensor if tensor.is_cpu else tensor.cpu() for tensor in results]
 
     def arrived(self) -> bool:
         """Whether the copies have arrived, after all other work of the step. On a CPU they are

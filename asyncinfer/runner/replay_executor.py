@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from asyncinfer.adapters import AdapterPool
@@ -18,12 +20,12 @@ from asyncinfer.attention import (
     StateCache,
     reads_plain_pages,
 )
-from asyncinfer.kernels.native import Arena, RecordedCalls, Recording
+from asyncinfer.kernels.native import Arena, RecordedCalls, Recording, end_kernels
 from asyncinfer.models import Decoder
 from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.fixed_inputs import MOST_CHUNK, FixedInputs, PromptChunk
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
-from asyncinfer.sampling import SamplingState, TokenHistory
+from asyncinfer.sampling import Sampled, SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec
 
 __all__ = ["ReplayExecutor"]
@@ -47,13 +49,21 @@ class _Kind(NamedTuple):
     chunk: bool = False
 
 
+class _Head(NamedTuple):
+    """What recorded calls of the head leave."""
+
+    #: Of all rows, in the model's dtype.
+    logits: torch.Tensor
+    #: Each row's largest, float32, and its token, int64; None where native code does not find them.
+    largest: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None
+
+
 class _Recorded(NamedTuple):
     calls: RecordedCalls
     #: The hidden states that the calls leave, with room for those of the longest chunk.
     hidden: torch.Tensor
-    #: The logits of all rows that they leave, in the model's dtype; None where the head is not
-    #: recorded.
-    logits: torch.Tensor | None
+    #: None where the head is not recorded.
+    head: _Head | None
     #: Tokens of the recorded step, and the most of one that may be replayed.
     tokens: int
     most_tokens: float
@@ -97,16 +107,25 @@ class ReplayExecutor(EagerExecutor):
         #: Steps that could have been recorded.
         self._steps = Counter[_Kind]()
         self._seconds = 0.0
-        #: The hidden states of the last step, and their logits if they are computed already.
-        self._computed: tuple[torch.Tensor, torch.Tensor] | None = None
+        #: The hidden states of the last step, and what the head has made of them already.
+        self._computed: tuple[torch.Tensor, _Head] | None = None
         self._has_plugin = False
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         computed, self._computed = self._computed, None
         if computed is not None and computed[0] is hidden:
             # A plugin may keep logits beyond its step, and the next one writes to the recorded.
-            return computed[1].to(torch.float32, copy=self._has_plugin)
+            return computed[1].logits.to(torch.float32, copy=self._has_plugin)
         return super().logits(hidden)
+
+    def greedy(self, hidden: torch.Tensor) -> Sampled | None:
+        computed = self._computed
+        if computed is None or computed[0] is not hidden or computed[1].largest is None:
+            return None
+        self._computed = None
+        # Copies: the next step writes to the recorded.
+        values, tokens = (torch.from_numpy(each.copy()) for each in computed[1].largest)
+        return Sampled(tokens, values)
 
     def forward(self, arrays: StepArrays) -> torch.Tensor:
         self._computed, self.helps = None, False
@@ -122,12 +141,11 @@ class ReplayExecutor(EagerExecutor):
             # A chunk of other tokens than the recorded one shows most.
             if trusted or chunk is None or tokens != recorded.tokens:
                 self._replay(recorded.calls, arrays, chunk)
-                self.helps = recorded.calls.in_parts
                 hidden = recorded.hidden[:tokens]
                 if not trusted:
-                    return self._compared(kind, arrays, hidden, recorded.logits)
-                if recorded.logits is not None:
-                    self._computed = hidden, recorded.logits
+                    return self._compared(kind, arrays, hidden, recorded.head)
+                if recorded.head is not None:
+                    self._computed = hidden, recorded.head
                     self._has_plugin = self.sampling.calls_plugins(arrays.draw_slots)
                 return hidden
         elif tokens <= self._limits.get(kind, tokens):
@@ -140,15 +158,19 @@ class ReplayExecutor(EagerExecutor):
         return super().forward(arrays)
 
     def _compared(
-        self, kind: _Kind, arrays: StepArrays, found: torch.Tensor, logits: torch.Tensor | None
+        self, kind: _Kind, arrays: StepArrays, found: torch.Tensor, head: _Head | None
     ) -> torch.Tensor:
         """What the layers give for a step that was replayed. The recording is used from now on if
         it gave the same bits, and otherwise never again."""
         found = found.clone()
         hidden = super().forward(arrays)
         equal = _same_bits(found, hidden)
-        if equal and logits is not None:
-            equal = _same_bits(logits, self.decoder.logits(hidden, as_stored=True))
+        if equal and head is not None:
+            equal = _same_bits(head.logits, self.decoder.logits(hidden, as_stored=True))
+            if head.largest is not None:
+                values, tokens = head.logits[:, : self.sampling.vocab_size].float().max(dim=-1)
+                right = (values.numpy() == head.largest[0]) & (tokens.numpy() == head.largest[1])
+                equal = equal and bool(right.all())
         if equal:
             self._trusted.add(kind)
         else:
@@ -199,26 +221,30 @@ class ReplayExecutor(EagerExecutor):
         kv = chunk.kv if chunk else None
         recording = Recording(self._arena, self._most_threads, kv, MOST_CHUNK)
         x, one = self._inputs.first(rows, self._spec.max_context, chunk)
-        logits = None
+        logits = largest = None
         with recording.begun():
+            self._inputs.look_up(len(x))
             for layer in self.decoder.layers:
                 x = layer(x, one)
                 recording.end_layer()
             if with_head:
                 recording.least_rows = _HEAD_ROWS
                 logits = self.decoder.logits(x, as_stored=True)
+                kernels = end_kernels(logits.dtype)
+                if kernels is not None:
+                    largest = kernels.largest(logits[:, : self.sampling.vocab_size])
                 recording.end_layer()
         calls, most = recording.made(), rows + MOST_CHUNK if chunk else rows
         hidden = x.as_strided((most, x.shape[1]), x.stride())
-        return _Recorded(calls, hidden, logits, len(x), min(most, calls.most_rows))
+        found = None if largest is None else (largest[0].numpy(), largest[1].numpy())
+        made = None if logits is None else _Head(logits, found)
+        return _Recorded(calls, hidden, made, len(x), min(most, calls.most_rows))
 
     def _send(self, arrays: StepArrays, chunk: PromptChunk | None) -> None:
         """Put the inputs of a step where recorded calls read them."""
         assert self._inputs is not None
         places = self.history.places(arrays.token_slots, arrays.positions)
-        positions = torch.from_numpy(arrays.positions)
-        tokens = self.history.at(torch.from_numpy(places))
-        self._inputs.send(arrays, tokens, positions, chunk)
+        self._inputs.send(arrays, self.history.on_host(places), chunk)
         for _, kv in self._paged:
             if chunk is not None and arrays.sequences is not None:
                 # Copies of other sequences are dropped, since this step adds nothing to them.
@@ -229,6 +255,7 @@ class ReplayExecutor(EagerExecutor):
 
     def _replay(self, calls: RecordedCalls, arrays: StepArrays, chunk: PromptChunk | None) -> None:
         self._send(arrays, chunk)
+        self.helps = calls.in_parts
         threads = min(torch.get_num_threads(), self._most_threads)
         began, longest = time.perf_counter(), int(arrays.seq_lens.max())
         between = self.decoder.between_layers

@@ -30,8 +30,8 @@ _WANTED: Final = 0.75
 _KEPT: Final = 0.5
 #: The same where other threads of a step do the work of one that is not running: half of a core is
 #: then worth a thread.
-_WANTED_BY_HELPERS: Final = 0.5
-_KEPT_BY_HELPERS: Final = 0.4
+_WANTED_BY_HELPERS: Final = 0.4
+_KEPT_BY_HELPERS: Final = 0.35
 #: If the step's own threads used less than this share of a core since the last look, the engine was
 #: idle, and the time of other programs says little about now.
 _IDLE: Final = 0.5

@@ -27,6 +27,8 @@ class TokenHistory:
     def __init__(self, slots: int, device: torch.device, *, capacity: int = _FIRST) -> None:
         self.device = device
         self._tokens = torch.zeros((slots, capacity), dtype=torch.int32, device=device)
+        #: `flat` of a history on a CPU, once it was asked for.
+        self._host: npt.NDArray[np.int32] | None = None
 
     @property
     def capacity(self) -> int:
@@ -69,10 +71,19 @@ class TokenHistory:
         """int64 `[n]`: the tokens at `places`, int64 `[n]` on the device."""
         return self.flat.index_select(0, places).long()
 
+    def on_host(self, places: I64) -> npt.NDArray[np.int32]:
+        """The tokens at `places`, of a history on a CPU. Python keeps the GIL, which torch's
+        operators give up."""
+        return self._view()[places]
+
     def write(self, slots: I64, positions: I64, tokens: torch.Tensor) -> None:
         """Put `tokens` int64 `[n]` at each `(slot, position)`; no pair occurs twice."""
         self.reserve(int(positions.max(initial=-1)) + 1)
-        (index,) = upload(self.device, self.places(slots, positions))
+        places = self.places(slots, positions)
+        if self.device.type == "cpu":
+            self._view()[places] = tokens.numpy()
+            return
+        (index,) = upload(self.device, places)
         self.flat.index_copy_(0, index, tokens.int())
 
     def window(self, slots: I64, starts: I64, stops: I64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,4 +117,9 @@ class TokenHistory:
             capacity *= 2
         grown = torch.zeros((slots, capacity), dtype=torch.int32, device=self.device)
         grown[:, : self.capacity] = self._tokens
-        self._tokens = grown
+        self._tokens, self._host = grown, None
+
+    def _view(self) -> npt.NDArray[np.int32]:
+        if self._host is None:
+            self._host = self.flat.numpy()
+        return self._host

@@ -11,6 +11,7 @@ import torch
 
 from asyncinfer.kernels import ops, reference
 from asyncinfer.kernels.native import between as module
+from asyncinfer.kernels.native import row_kernels
 from asyncinfer.kernels.native.between import BetweenKernels, between_kernels, is_right
 from asyncinfer.kernels.native.between_code import between_code
 from asyncinfer.kernels.native.calls import Arena, Recording
@@ -149,7 +150,7 @@ def test_threads_share_the_rows(
     monkeypatch: pytest.MonkeyPatch, rows: int, threads: int, dtype: torch.dtype
 ) -> None:
     right = all_of(rows, dtype)
-    monkeypatch.setattr(module, "_ALONE", 0)
+    monkeypatch.setattr(row_kernels, "_ALONE", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert all(torch.equal(a, b) for a, b in zip(all_of(rows, dtype), right, strict=True))
 
@@ -162,7 +163,7 @@ def test_a_recording_of_many_rows_takes_the_threads_of_its_replay(
     x, weight = numbers(41, 64, dtype=dtype), numbers(64, dtype=dtype)
     assert between_kernels(dtype) is not None
     recording = Recording(Arena(), 2)
-    monkeypatch.setattr(module, "_ALONE", 0)
+    monkeypatch.setattr(row_kernels, "_ALONE", 0)
     with recording.begun():
         found = module.rms_norm(x, weight, 1e-5)
     assert found is not None

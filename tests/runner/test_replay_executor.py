@@ -21,6 +21,7 @@ from asyncinfer.layers import DecoderLayer, ForwardPass
 from asyncinfer.models import Decoder, ModelConfig, tensor_table
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.runner import replay_executor as module
+from asyncinfer.sampling import SamplingState
 from asyncinfer.scheduler import ChosenSampler
 
 pytestmark = pytest.mark.skipif(not available(), reason="no native code for this processor")
@@ -85,12 +86,13 @@ def hands(make_hand: Callable[..., Any]) -> MakeHands:
     return made
 
 
-def decode(hand: Any, steps: int, rows: int = ROWS) -> list[object]:
+def decode(hand: Any, steps: int, rows: int = ROWS, logprobs: int | None = 2) -> list[Any]:
     """Answers of so many rows, whose lengths pass ends of blocks at different steps."""
-    results: list[object] = []
+    results: list[Any] = []
     lengths = [3 + 2 * slot for slot in range(rows)]
     for slot, length in enumerate(lengths):
-        hand.join(slot, [(slot * 7 + i * i) % 55 for i in range(length)], logprobs=2)
+        tokens = [(slot * 7 + i * i) % 55 for i in range(length)]
+        hand.join(slot, tokens, logprobs=logprobs)
         hand.row(slot, 0, length)
     results.append(result_of(hand))
     for step in range(steps):
@@ -306,6 +308,55 @@ def test_logits_that_a_plugin_keeps_are_not_those_of_the_next_step(
     assert len(keeper.given) == 11
     for given, copy in zip(keeper.given, keeper.copies, strict=True):
         assert torch.equal(given, copy)
+
+
+def test_greedy_tokens_are_found_by_the_recorded_calls(
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
+) -> None:
+    """Also where a logit is NaN."""
+    hand, right = hands(WIDE)
+    sampled: list[int] = []
+    sample = SamplingState.sample
+
+    def counted(self: SamplingState, logits: torch.Tensor, *more: Any) -> Any:
+        sampled.append(len(logits))
+        return sample(self, logits, *more)
+
+    monkeypatch.setattr(SamplingState, "sample", counted)
+    found = decode(hand, 20, logprobs=None)
+    # The prompts, three steps, the recorded one and the one that is compared.
+    assert len(sampled) == 6
+    assert len(replays) == 16
+    assert found == decode(right, 20, logprobs=None)
+    hand.runner.decoder.embedding.weight[:] = torch.nan
+    hand.row(0, 23, 1)
+    (failed,) = hand.step().failed.values()
+    assert "not finite" in str(failed)
+
+
+def test_results_outlive_the_next_replay(hands: MakeHands, replays: list[int]) -> None:
+    """Several steps may be under way."""
+    hand, right = hands(WIDE)
+    decode(hand, 8, logprobs=None)
+    before, steps = len(replays), []
+    for step in range(8, 11):
+        for slot in range(ROWS):
+            hand.row(slot, 3 + 2 * slot + step, 1)
+        steps.append(hand.launch())
+    assert len(replays) == before + 3
+    late = [hand.runner.collect(step).tokens for step in steps]
+    assert late == [tokens for tokens, _ in decode(right, 11, logprobs=None)[9:]]
+
+
+def test_a_token_beyond_the_table_is_refused(hands: MakeHands, replays: list[int]) -> None:
+    hand, _ = hands(WIDE)
+    decode(hand, 8, logprobs=None)
+    assert replays
+    hand.runner.history.table[0] = WIDE.vocab_size
+    for slot in range(ROWS):
+        hand.row(slot, 3 + 2 * slot + 8, 1)
+    with pytest.raises(IndexError, match="a token is not from 0 to 63"):
+        hand.step()
 
 
 @pytest.mark.parametrize("changes", [{"logit_softcap": 5.0}, {"logit_scale": 0.5}], ids=str)

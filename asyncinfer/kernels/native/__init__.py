@@ -8,6 +8,7 @@ from asyncinfer.kernels.native.between import add_, between_kernels, head_norm, 
 from asyncinfer.kernels.native.blocked import BlockedWeight
 from asyncinfer.kernels.native.calls import Recording, empty
 from asyncinfer.kernels.native.decode import decode_kernel
+from asyncinfer.kernels.native.ends import EndKernels, end_kernels
 from asyncinfer.kernels.native.host import NEEDED, available
 from asyncinfer.kernels.native.kept_code import source_hash
 from asyncinfer.kernels.native.laying import LayingKernels, laying_kernels
@@ -22,6 +23,7 @@ __all__ = [
     "Arena",
     "BlockedWeight",
     "ChunkKV",
+    "EndKernels",
     "LayingKernels",
     "Layout",
     "LoraKernel",
@@ -33,6 +35,7 @@ __all__ = [
     "between_kernels",
     "decode_kernel",
     "empty",
+    "end_kernels",
     "head_norm",
     "kv_write",
     "laying_kernels",

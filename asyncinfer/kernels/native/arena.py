@@ -37,9 +37,9 @@ class Arena:
         self._side, self._place = 1 - self._side, (0, 0)
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of this shape, float32 or bfloat16."""
+        """A tensor of this shape."""
         half, (part, start) = self._halves[self._side], self._place
-        floats = prod(shape) if dtype is torch.float32 else -(-prod(shape) // 2)
+        floats = -(-prod(shape) * dtype.itemsize // 4)
         count = -(-floats // _LINE) * _LINE
         while part < len(half) and start + count > len(half[part]):
             part, start = part + 1, 0

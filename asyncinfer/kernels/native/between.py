@@ -13,17 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from asyncinfer.kernels import reference
-from asyncinfer.kernels.native.between_code import HEAD, NAMES, between_code
-from asyncinfer.kernels.native.calls import (
-    ALWAYS,
-    NEVER,
-    empty,
-    float_bits,
-    native_functions,
-    room_rows,
-    room_threads,
-)
+from asyncinfer.kernels.native.between_code import NAMES, between_code
+from asyncinfer.kernels.native.calls import empty, float_bits
 from asyncinfer.kernels.native.host import Host, host
+from asyncinfer.kernels.native.row_kernels import RowKernels
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = [
@@ -39,76 +32,66 @@ __all__ = [
     "widened",
 ]
 
-#: Arguments of each function behind `HEAD`.
+#: Arguments of each function.
 _ARGUMENTS = dict(zip(NAMES, (7, 3, 7, 6, 4, 4, 3), strict=True))
 _DTYPES = ("torch.float32", "torch.bfloat16")
-#: Numbers above which another thread saves more than it costs.
-_ALONE = 1 << 16
-#: Turns of each thread, so that threads end at about the same time.
-_TURNS = 4
 
 _lock = threading.Lock()
 
 
-class BetweenKernels:
+class BetweenKernels(RowKernels):
     """The operators of `kernels.ops` with the same names as the methods, for numbers of one dtype.
     Each row is computed by itself. A method returns None where torch's operators must compute the
     result."""
 
-    __slots__ = ("_calls", "_dtype", "_lanes")
+    __slots__ = ("_lanes",)
 
     def __init__(self, dtype: torch.dtype, target: Host, region: int) -> None:
         """`region`: the address of `GOMP_parallel`. Raises `RuntimeError` where the code cannot be
         made."""
-        self._dtype, self._lanes = dtype, target.lanes
+        self._lanes = target.lanes
         name = str(dtype).removeprefix("torch.")
         text = functools.partial(between_code, name, target.lanes, rounds=target.rounds)
-        fields = {name: (*HEAD, *("",) * _ARGUMENTS[name]) for name in NAMES}
-        about = f"between {name}", text, target, region, fields
-        self._calls = native_functions(*about, "rows", "turn")
+        super().__init__(f"between {name}", text, dtype, target, region, _ARGUMENTS)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
         size = x.shape[-1]
-        if size % self._lanes or not (self._dense(x) and self._dense(weight)):
+        if size % self._lanes or not (self.dense(x) and self.dense(weight)):
             return None
         y = empty(*x.shape, dtype=self._dtype)
         places = y.data_ptr(), x.data_ptr(), weight.data_ptr()
-        self._call("rms_norm", x.numel() // size, size, *places, 1, size, size, float_bits(eps))
+        self.call("rms_norm", x.numel() // size, size, *places, 1, size, size, float_bits(eps))
         return y
 
     def head_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
         """`rms_norm` of each head of `x` `[tokens, heads, size]`, with weights `[heads, size]`."""
         tokens, heads, size = x.shape
         stride, *inside = x.stride()
-        if (
-            size % self._lanes
-            or inside != [size, 1]
-            or not (self._plain(x) and self._dense(weight))
-        ):
+        if size % self._lanes or inside != [size, 1] or not (self.plain(x) and self.dense(weight)):
             return None
         y = empty(tokens, heads, size, dtype=self._dtype)
         places = y.data_ptr(), x.data_ptr(), weight.data_ptr()
         more = heads, size, stride, float_bits(eps)
-        self._call("rms_norm", tokens, heads * size, *places, *more)
+        self.call("rms_norm", tokens, heads * size, *places, *more)
         return y
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor | None:
         rows, both = gate_up.shape
-        if both // 2 % self._lanes or not self._dense(gate_up):
+        if both // 2 % self._lanes or not self.dense(gate_up):
             return None
         y = empty(rows, both // 2, dtype=self._dtype)
-        self._call("silu_mul", rows, both, y.data_ptr(), gate_up.data_ptr(), both // 2)
+        self.call("silu_mul", rows, both, y.data_ptr(), gate_up.data_ptr(), both // 2)
         return y
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
         tokens, heads, size = x.shape
         stride, *inside = x.stride()
-        given = self._plain(x) and _floats(cos) and _floats(sin)
+        given = self.plain(x) and _floats(cos) and _floats(sin)
         if size // 2 % self._lanes or inside != [size, 1] or not given:
             return None
         y = empty(tokens, heads, size, dtype=self._dtype)
         places = (each.data_ptr() for each in (y, x, cos, sin))
-        self._call("rope", tokens, heads * size, *places, heads, size // 2, stride)
+        self.call("rope", tokens, heads * size, *places, heads, size // 2, stride)
         return y
 
     def kv_write(self, pages: torch.Tensor, x: torch.Tensor, slots: torch.Tensor) -> bool:
@@ -116,10 +99,10 @@ class BetweenKernels:
         `pages`, seen as `[any, size]`; False where torch's operators must do it."""
         tokens, heads, size = x.shape
         stride, *inside = x.stride()
-        if size % self._lanes or inside != [size, 1] or not (self._plain(x) and self._dense(pages)):
+        if size % self._lanes or inside != [size, 1] or not (self.plain(x) and self.dense(pages)):
             return False
         places = (each.data_ptr() for each in (pages, x, slots))
-        self._call("kv_write", tokens, heads * size, *places, heads, size, stride)
+        self.call("kv_write", tokens, heads * size, *places, heads, size, stride)
         return True
 
     def add(self, y: torch.Tensor, x: torch.Tensor) -> bool:
@@ -128,20 +111,20 @@ class BetweenKernels:
         rows, size = y.shape
         if size % self._lanes or x.shape not in ((rows, size), (size,)):
             return False
-        if not (self._dense(y) and self._dense(x)):
+        if not (self.dense(y) and self.dense(x)):
             return False
         stride = size if x.ndim == 2 else 0
-        self._call("add", rows, size, y.data_ptr(), x.data_ptr(), size, stride)
+        self.call("add", rows, size, y.data_ptr(), x.data_ptr(), size, stride)
         return True
 
     def widen(self, x: torch.Tensor) -> torch.Tensor | None:
         """float32 numbers of `x`."""
         rows, size = len(x), x[0].numel()
-        inside = x[0].is_contiguous() and self._plain(x)
+        inside = x[0].is_contiguous() and self.plain(x)
         if size % self._lanes or not inside:
             return None
         y = empty(*x.shape)
-        self._call("widen", rows, size, y.data_ptr(), x.data_ptr(), size, x.stride(0))
+        self.call("widen", rows, size, y.data_ptr(), x.data_ptr(), size, x.stride(0))
         return y
 
     def narrow(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -150,24 +133,8 @@ class BetweenKernels:
         if size % self._lanes or not _floats(x):
             return None
         y = empty(*x.shape, dtype=self._dtype)
-        self._call("narrow", rows, size, y.data_ptr(), x.data_ptr(), size)
+        self.call("narrow", rows, size, y.data_ptr(), x.data_ptr(), size)
         return y
-
-    def _call(self, name: str, rows: int, size: int, *arguments: int) -> None:
-        """Call the function for rows of `size` numbers, on torch's threads where these pay."""
-        most = room_rows(rows)
-        shared = most > 1 and most * size > _ALONE
-        threads = torch.get_num_threads() if shared else 1
-        turn = -(-rows // (room_threads(threads) * _TURNS)) if shared else rows
-        above = ALWAYS if shared else NEVER
-        self._calls[name](rows, turn, threads, 0, *arguments, shared_above=above)
-
-    def _plain(self, x: torch.Tensor) -> bool:
-        """Whether the tensor has numbers of the dtype in memory and needs no gradient."""
-        return type(x) is torch.Tensor and x.dtype is self._dtype and not x.requires_grad
-
-    def _dense(self, x: torch.Tensor) -> bool:
-        return self._plain(x) and x.is_contiguous()
 
 
 def between_kernels(dtype: torch.dtype | None = None) -> BetweenKernels | None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from asyncinfer.kernels.native.assembly import Assembly
+from asyncinfer.kernels.native.row_tasks import RowTasks
 
-__all__ = ["HEAD", "NAMES", "between_code"]
+__all__ = ["NAMES", "between_code"]
 
 #: The functions, each of which writes numbers to its first argument.
 NAMES = ("rms_norm", "silu_mul", "rope", "kv_write", "add", "widen", "narrow")
-#: The fields that every task begins with: rows of all arguments, rows that a thread takes at a
-#: time, threads, and the counter that threads share, which is 0.
-HEAD = ("rows", "turn", "threads", "next")
 
 
 def between_code(dtype: str, lanes: int, *, rounds: bool) -> str:
@@ -42,12 +39,9 @@ def between_code(dtype: str, lanes: int, *, rounds: bool) -> str:
     return _BetweenCode(dtype, lanes, rounds).text()
 
 
-class _BetweenCode(Assembly):
+class _BetweenCode(RowTasks):
     def __init__(self, dtype: str, lanes: int, rounds: bool) -> None:
-        super().__init__("between", lanes, HEAD)
-        self._dtype, self._rounds = dtype, rounds
-        #: Bytes of a number.
-        self._bytes = 2 if dtype == "bfloat16" else 4
+        super().__init__("between", dtype, lanes, rounds=rounds)
 
     def text(self) -> str:
         self._root = self.declare("llvm.sqrt.f32", self.float, self.float)
@@ -62,18 +56,18 @@ class _BetweenCode(Assembly):
         return str(self.module)
 
     def _norm(self) -> None:
-        task, b, (y, x, weight, heads, size, stride, eps) = self._begun(
+        task, b, (y, x, weight, heads, size, stride, eps) = self.begun(
             "rms_norm", *([self.pointer] * 3 + [self.i64] * 3 + [self.float])
         )
 
         def head(b: Any, number: Any, which: Any) -> None:
             skip = b.mul(which, size)
-            ours = self._number(b, x, b.add(b.mul(number, stride), skip))
-            into = self._number(b, y, b.add(b.mul(b.mul(number, heads), size), skip))
-            weights = self._number(b, weight, skip)
+            ours = self.number(b, x, b.add(b.mul(number, stride), skip))
+            into = self.number(b, y, b.add(b.mul(b.mul(number, heads), size), skip))
+            weights = self.number(b, weight, skip)
 
             def add(b: Any, at: Any, sums: Sequence[Any]) -> Sequence[Any]:
-                value = self._read(b, ours, at)
+                value = self.read(b, ours, at)
                 return [b.call(self.fma, [value, value, sums[0]])]
 
             (squares,) = self.loop(b, size, self.lanes, add, [self.all(0.0)])
@@ -82,8 +76,8 @@ class _BetweenCode(Assembly):
             factor = self.everywhere(b, b.fdiv(self.ir.Constant(self.float, 1.0), root))
 
             def scale(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                weighed = b.fmul(self._read(b, ours, at), self._read(b, weights, at))
-                self._put(b, b.fmul(weighed, factor), into, at)
+                weighed = b.fmul(self.read(b, ours, at), self.read(b, weights, at))
+                self.put(b, b.fmul(weighed, factor), into, at)
                 return []
 
             self.loop(b, size, self.lanes, scale, [])
@@ -95,32 +89,32 @@ class _BetweenCode(Assembly):
 
             self.loop(b, heads, 1, one, [])
 
-        self._rows(b, task, row)
+        self.each_row(b, task, row)
 
     def _gate(self) -> None:
-        task, b, (y, x, size) = self._begun("silu_mul", self.pointer, self.pointer, self.i64)
+        task, b, (y, x, size) = self.begun("silu_mul", self.pointer, self.pointer, self.i64)
         one, binary = self.all(1.0), self.all(-1 / math.log(2))
 
         def row(b: Any, number: Any) -> None:
-            into = self._number(b, y, b.mul(number, size))
-            gates = self._number(b, x, b.mul(b.mul(number, size), self.integer(2)))
-            ups = self._number(b, gates, size)
+            into = self.number(b, y, b.mul(number, size))
+            gates = self.number(b, x, b.mul(b.mul(number, size), self.integer(2)))
+            ups = self.number(b, gates, size)
 
             def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                gate, up = self._read(b, gates, at), self._read(b, ups, at)
+                gate, up = self.read(b, gates, at), self.read(b, ups, at)
                 # exp(-|gate|) never overflows, and the sigmoid follows from it for either sign.
                 power = self.exp2(b, b.fmul(binary, b.call(self._size, [gate])))
                 above = b.select(b.fcmp_ordered("<", gate, self.all(0.0)), power, one)
                 silu = b.fdiv(b.fmul(gate, above), b.fadd(one, power))
-                self._put(b, b.fmul(silu, up), into, at)
+                self.put(b, b.fmul(silu, up), into, at)
                 return []
 
             self.loop(b, size, self.lanes, part, [])
 
-        self._rows(b, task, row)
+        self.each_row(b, task, row)
 
     def _rotation(self) -> None:
-        task, b, (y, x, cos, sin, heads, half, stride) = self._begun(
+        task, b, (y, x, cos, sin, heads, half, stride) = self.begun(
             "rope", *([self.pointer] * 4 + [self.i64] * 3)
         )
 
@@ -128,135 +122,95 @@ class _BetweenCode(Assembly):
             size = b.mul(half, self.integer(2))
             start = b.mul(b.mul(number, size), self.integer(4))
             angles = [self.at(b, each, start) for each in (cos, sin)]
-            ours = self._number(b, x, b.mul(number, stride))
-            into = self._number(b, y, b.mul(number, b.mul(heads, size)))
+            ours = self.number(b, x, b.mul(number, stride))
+            into = self.number(b, y, b.mul(number, b.mul(heads, size)))
 
             def head(b: Any, which: Any, _: Sequence[Any]) -> Sequence[Any]:
-                source, out = (self._number(b, each, b.mul(which, size)) for each in (ours, into))
+                source, out = (self.number(b, each, b.mul(which, size)) for each in (ours, into))
 
                 def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
                     there = b.add(at, half)
-                    low, high = self._read(b, source, at), self._read(b, source, there)
+                    low, high = self.read(b, source, at), self.read(b, source, there)
                     for place, value, other in ((at, low, high), (there, high, low)):
                         cosine, sine = (self.load(b, each, place) for each in angles)
                         turned = b.call(self.fma, [other, sine, b.fmul(value, cosine)])
-                        self._put(b, turned, out, place)
+                        self.put(b, turned, out, place)
                     return []
 
                 return self.loop(b, half, self.lanes, part, [])
 
             self.loop(b, heads, 1, head, [])
 
-        self._rows(b, task, token)
+        self.each_row(b, task, token)
 
     def _write(self) -> None:
-        task, b, (pages, x, slots, heads, size, stride) = self._begun(
+        task, b, (pages, x, slots, heads, size, stride) = self.begun(
             "kv_write", *([self.pointer] * 3 + [self.i64] * 3)
         )
-        kind = self.ir.VectorType(self.ir.IntType(8 * self._bytes), self.lanes)
+        kind = self.ir.VectorType(self.ir.IntType(8 * self.bytes), self.lanes)
 
         def token(b: Any, number: Any) -> None:
-            ours = self._number(b, x, b.mul(number, stride))
+            ours = self.number(b, x, b.mul(number, stride))
             first = b.mul(number, heads)
 
             def head(b: Any, which: Any, _: Sequence[Any]) -> Sequence[Any]:
                 place = self.at(b, slots, b.mul(b.add(first, which), self.integer(8)))
                 slot = b.load(place, typ=self.i64, align=8)
-                source = self._number(b, ours, b.mul(which, size))
-                into = self._number(b, pages, b.mul(slot, size))
+                source = self.number(b, ours, b.mul(which, size))
+                into = self.number(b, pages, b.mul(slot, size))
 
                 def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                    copied = b.load(self._number(b, source, at), typ=kind, align=self._bytes)
-                    b.store(copied, self._number(b, into, at), align=self._bytes)
+                    copied = b.load(self.number(b, source, at), typ=kind, align=self.bytes)
+                    b.store(copied, self.number(b, into, at), align=self.bytes)
                     return []
 
                 return self.loop(b, size, self.lanes, part, [])
 
             self.loop(b, heads, 1, head, [])
 
-        self._rows(b, task, token)
+        self.each_row(b, task, token)
 
     def _add(self) -> None:
-        task, b, (y, x, size, stride) = self._begun("add", *[self.pointer] * 2, *[self.i64] * 2)
+        task, b, (y, x, size, stride) = self.begun("add", *[self.pointer] * 2, *[self.i64] * 2)
 
         def row(b: Any, number: Any) -> None:
-            into = self._number(b, y, b.mul(number, size))
-            more = self._number(b, x, b.mul(number, stride))
+            into = self.number(b, y, b.mul(number, size))
+            more = self.number(b, x, b.mul(number, stride))
 
             def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                total = b.fadd(self._read(b, into, at), self._read(b, more, at))
-                self._put(b, total, into, at)
+                total = b.fadd(self.read(b, into, at), self.read(b, more, at))
+                self.put(b, total, into, at)
                 return []
 
             self.loop(b, size, self.lanes, part, [])
 
-        self._rows(b, task, row)
+        self.each_row(b, task, row)
 
     def _widen(self) -> None:
-        task, b, (y, x, size, stride) = self._begun("widen", *[self.pointer] * 2, *[self.i64] * 2)
+        task, b, (y, x, size, stride) = self.begun("widen", *[self.pointer] * 2, *[self.i64] * 2)
 
         def row(b: Any, number: Any) -> None:
-            ours = self._number(b, x, b.mul(number, stride))
+            ours = self.number(b, x, b.mul(number, stride))
             first = b.mul(number, size)
 
             def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                self.store(b, self._read(b, ours, at), y, b.add(first, at))
+                self.store(b, self.read(b, ours, at), y, b.add(first, at))
                 return []
 
             self.loop(b, size, self.lanes, part, [])
 
-        self._rows(b, task, row)
+        self.each_row(b, task, row)
 
     def _shorten(self) -> None:
-        task, b, (y, x, size) = self._begun("narrow", *[self.pointer] * 2, self.i64)
+        task, b, (y, x, size) = self.begun("narrow", *[self.pointer] * 2, self.i64)
 
         def row(b: Any, number: Any) -> None:
             first = b.mul(number, size)
 
             def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                self._put(b, self.load(b, x, b.add(first, at)), y, b.add(first, at))
+                self.put(b, self.load(b, x, b.add(first, at)), y, b.add(first, at))
                 return []
 
             self.loop(b, size, self.lanes, part, [])
 
-        self._rows(b, task, row)
-
-    def _begun(self, name: str, *kinds: Any) -> tuple[Any, Any, Sequence[Any]]:
-        """A function that each thread of `name(task)` calls: its task, a builder at its beginning,
-        and the arguments behind `HEAD`. A narrow one takes the lowest of its field's 64 bits."""
-        function, b = self.begin(f"{name}_rows", self.pointer)
-        self.on_task(name, function)
-        (task,) = function.args
-        places = [self.integer(8 * (len(HEAD) + index)) for index in range(len(kinds))]
-        pairs = zip(places, kinds, strict=True)
-        return task, b, [b.load(self.at(b, task, at), typ=kind, align=8) for at, kind in pairs]
-
-    def _rows(self, b: Any, task: Any, body: Callable[[Any, Any], None]) -> None:
-        """Emit a loop over the rows that a thread takes, and the function's end."""
-        rows, turn = self.field(b, task, "rows"), self.field(b, task, "turn")
-        turns = b.sdiv(b.add(rows, b.sub(turn, self.integer(1))), turn)
-        index, following = self.next_item(b, task, turns)
-        first = b.mul(index, turn)
-        left = b.sub(rows, first)
-        count = b.select(b.icmp_signed("<", turn, left), turn, left)
-
-        def one(b: Any, number: Any, _: Sequence[Any]) -> Sequence[Any]:
-            body(b, b.add(first, number))
-            return []
-
-        self.loop(b, count, 1, one, [])
-        b.branch(following)
-
-    def _number(self, b: Any, numbers: Any, number: Any) -> Any:
-        """The address of one of `numbers`."""
-        return self.at(b, numbers, b.mul(number, self.integer(self._bytes)))
-
-    def _read(self, b: Any, numbers: Any, number: Any) -> Any:
-        """A vector of numbers from this one on, as float32."""
-        return self.wide(b, self._number(b, numbers, number), self._dtype)
-
-    def _put(self, b: Any, vector: Any, numbers: Any, number: Any) -> None:
-        """Store a vector of float32 numbers, from `number` on."""
-        if self._dtype == "bfloat16":
-            vector = self.rounded(b, vector, at_once=self._rounds)
-        b.store(vector, self._number(b, numbers, number), align=self._bytes)
+        self.each_row(b, task, row)
