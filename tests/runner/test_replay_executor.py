@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from asyncinfer.layers import DecoderLayer, ForwardPass
 from asyncinfer.models import Decoder, ModelConfig, tensor_table
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.runner import replay_executor as module
+from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.sampling import SamplingState
 from asyncinfer.scheduler import ChosenSampler
 
@@ -274,6 +276,20 @@ def test_a_long_replay_is_made_layer_by_layer(
     assert not replays
     # The prompt and each of the steps.
     assert len(between) >= 9 * WIDE.num_layers
+
+
+def test_looks_at_cores_know_whether_threads_help_each_other(
+    make_hand: Callable[..., Any], replays: list[int]
+) -> None:
+    """Before a step and within it."""
+    looks: list[tuple[int, bool]] = []
+    threads = create_autospec(StepThreads, instance=True)
+    threads.adapt.side_effect = lambda helps: looks.append((len(replays), helps))
+    decode(make_hand(decoder=decoder_of(WIDE), threads=threads), 12)
+    trusted = [helps for count, helps in looks if count > 1]
+    # A replay is made at once: a look before the step, and one within it.
+    assert trusted == [True] * (2 * len(replays) - 3)
+    assert not any(helps for count, helps in looks if not count)
 
 
 class Keeper(Sampler, SamplerPlugin):
