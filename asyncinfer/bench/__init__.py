@@ -41,7 +41,8 @@ from asyncinfer.bench.quantized import (
 )
 from asyncinfer.bench.record import BenchError, Figure, Record
 from asyncinfer.bench.route import RouteOptions, RouteResult, RouteRun, measure_route
-from asyncinfer.bench.serve import ServeOptions, measure_serve
+from asyncinfer.bench.serve import measure_serve
+from asyncinfer.bench.serve_options import ServeOptions
 from asyncinfer.bench.serve_result import ServeResult
 from asyncinfer.bench.soak import SoakOptions, SoakResult, measure_soak
 from asyncinfer.bench.speculate import (

@@ -5,13 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
 
 import anyio
 
@@ -20,10 +19,11 @@ from asyncinfer.bench.checkpoint import vocab_size, write_checkpoint
 from asyncinfer.bench.interference import busy_programs, until_quiet
 from asyncinfer.bench.llama_gguf import write_llama_gguf
 from asyncinfer.bench.loops import run_on
-from asyncinfer.bench.peers import PeerProcess, installed_peers
+from asyncinfer.bench.peers import PeerProcess
 from asyncinfer.bench.peers.table import ONE_THREAD
 from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.record import BenchError
+from asyncinfer.bench.serve_options import BESIDE_BUSY, ServeOptions
 from asyncinfer.bench.serve_result import Column, Interference, ModelResult, ServeResult
 from asyncinfer.bench.serve_run import Run, run_workload
 from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
@@ -32,40 +32,7 @@ from asyncinfer.bench.workloads import MAX_RUNNING, QUICK, RANDOM, SHIPPED, WORK
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.machine import usable_cores
 
-__all__ = ["BESIDE_BUSY", "ServeOptions", "measure_serve"]
-
-#: The workloads that are also measured beside busy programs.
-BESIDE_BUSY: Final = ("one", "sixteen")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """Options of the benchmark."""
-
-    #: `SHIPPED`, `RANDOM` or folders of Llama-architecture checkpoints.
-    models: Sequence[str] = (SHIPPED, RANDOM)
-    columns: Sequence[str] = tuple(WORKLOADS)
-    #: The dtype of weights, activations and KV, in every engine.
-    dtype: str = "float32"
-    #: Names of other engines, see `PEERS`.
-    peers: Sequence[str] = field(default_factory=installed_peers)
-    #: Whether `BESIDE_BUSY` are also measured beside programs that keep half of the cores busy.
-    interference: bool = True
-    #: Medians over so many repetitions, after a warm-up.
-    repeat: int = 3
-    #: The most repetitions in which peers take a turn.
-    peer_repeat: int = 3
-    #: Seconds that a peer may take to open, and for each turn. A peer that takes longer or fails
-    #: takes no further turns.
-    peer_seconds: float = 120.0
-    #: A smoke run: small work on a small model; its figures mean nothing.
-    quick: bool = False
-    loop: str = "asyncio"
-
-    @property
-    def workloads(self) -> list[Workload]:
-        table = QUICK if self.quick else WORKLOADS
-        return [table[name] for name in self.columns]
+__all__ = ["measure_serve"]
 
 
 def measure_serve(
@@ -141,7 +108,8 @@ class _Measurement:
         self._report = report
 
     async def run(self) -> _Runs:
-        """Run all turns. A peer's comes right after ours, so that a noisy minute affects both."""
+        """Run all turns. A peer's comes right after ours, so that a noisy minute affects both.
+        Those beside busy programs come last, since in them peers may take too long."""
         options, found = self._options, _Runs()
         config = EngineConfig(device="cpu", dtype=options.dtype, max_running=MAX_RUNNING)
         async with AsyncExitStack() as stack:
@@ -158,25 +126,35 @@ class _Measurement:
             self._report(f"{self._model}: warm-up")
             for work in (QUICK["sixteen"], QUICK["prefill"]):
                 await self._turn(_Turns(), work, -1, [*self._peers, *self._one_thread])
-            for repetition in range(options.repeat):
-                peers = self._peers if repetition < options.peer_repeat else []
-                for work in options.workloads:
-                    at = f"{work.title} ({repetition + 1} of {options.repeat})"
-                    beside_busy = options.interference and work.name in BESIDE_BUSY
-                    self._report(f"{self._model}: {at}")
-                    turns = found.alone.setdefault(work.name, _Turns())
-                    one = self._one_thread if beside_busy else []
-                    await self._turn(turns, work, repetition, [*peers, *one])
-                    if beside_busy:
-                        self._report(f"{self._model}: {at}, beside busy programs")
-                        turns = found.interference.setdefault(work.name, _Turns())
-                        busy_cores = max(1, usable_cores() // 2)
-                        with busy_programs(busy_cores):
-                            number = options.repeat + repetition
-                            await self._turn(turns, work, number, peers, busy_cores)
+            for repetition, work, peers in self._order(options.workloads):
+                turns = found.alone.setdefault(work.name, _Turns())
+                await self._turn(turns, work, repetition, peers)
             self._report(f"{self._model}: event-loop lag")
             found.lag, found.idle_lag = await self._lag()
+            if options.interference:
+                beside_busy = [work for work in options.workloads if work.name in BESIDE_BUSY]
+                for repetition, work, peers in self._order(beside_busy, ", beside busy programs"):
+                    turns = found.interference.setdefault(work.name, _Turns())
+                    number = options.repeat + repetition
+                    for peer in self._one_thread:
+                        prompts = work.prompts(self._vocab, number)
+                        await self._peer_turn(turns, work, prompts, peer, 0)
+                    busy_cores = max(1, usable_cores() // 2)
+                    with busy_programs(busy_cores):
+                        await self._turn(turns, work, number, peers, busy_cores)
         return found
+
+    def _order(
+        self, workloads: Sequence[Workload], where: str = ""
+    ) -> Iterator[tuple[int, Workload, Sequence[PeerProcess]]]:
+        """Repetitions of workloads, and the peers that take a turn in each."""
+        options = self._options
+        for repetition in range(options.repeat):
+            peers = self._peers if repetition < options.peer_repeat else []
+            for work in workloads:
+                at = f"{work.title} ({repetition + 1} of {options.repeat})"
+                self._report(f"{self._model}: {at}{where}")
+                yield repetition, work, peers
 
     def _open(self, name: str) -> AbstractAsyncContextManager[PeerProcess]:
         import torch
@@ -207,20 +185,33 @@ class _Measurement:
     ) -> None:
         """Our turn, then each peer's, beside `busy_cores` cores that other programs keep busy."""
         prompts = work.prompts(self._vocab, repetition)
-        rest = _no_rest if self._options.quick else until_quiet
-        await rest(busy_cores)
+        await self._rest(busy_cores)
         turns.runs.append(await run_workload(self._engine, work, prompts))
         for peer in peers:
-            if peer.name in self._lost:
-                continue
-            await rest(busy_cores)
-            try:
-                seconds = await peer.seconds(work, prompts)
-            except BenchError as error:
-                self._lost[peer.name] = f"{work.title}: {error}"
-                self._report(f"{self._model}: {error}")
-            else:
-                turns.peers.setdefault(peer.name, []).append(work.counted / seconds)
+            await self._peer_turn(turns, work, prompts, peer, busy_cores)
+
+    async def _peer_turn(
+        self,
+        turns: _Turns,
+        work: Workload,
+        prompts: Sequence[list[int]],
+        peer: PeerProcess,
+        busy_cores: int,
+    ) -> None:
+        if peer.name in self._lost:
+            return
+        await self._rest(busy_cores)
+        try:
+            seconds = await peer.seconds(work, prompts)
+        except BenchError as error:
+            self._lost[peer.name] = f"{work.title}: {error}"
+            self._report(f"{self._model}: {error}")
+        else:
+            turns.peers.setdefault(peer.name, []).append(work.counted / seconds)
+
+    async def _rest(self, busy_cores: int) -> None:
+        if not self._options.quick:
+            await until_quiet(busy_cores)
 
     async def _lag(self) -> tuple[Quantiles, Quantiles]:
         """Lateness beside 16 streams, and beside an idle engine, for a second each."""
@@ -234,9 +225,6 @@ class _Measurement:
                 prompts = work.prompts(self._vocab, 1000 + repetition)
                 await run_workload(self._engine, work, prompts)
         return Quantiles.of(busy.late), Quantiles.of(idle.late)
-
-
-async def _no_rest(busy_cores: int) -> None: ...
 
 
 def _product_seconds(folder: Path, options: ServeOptions) -> dict[int, float]:
@@ -270,26 +258,26 @@ def _model_result(
 
 def _column(work: Workload, alone: _Turns, beside: _Turns | None, ceiling: float) -> Column:
     gaps = [gap for run in alone.runs for gap in run.itl]
-    peers = {name: tuple(rates) for name, rates in alone.peers.items()}
-    one_thread = peers.pop(ONE_THREAD, ())
     interference = None
     if beside is not None:
-        interference = Interference(
-            rates=_rates(work, beside),
-            peer_rates={name: tuple(rates) for name, rates in beside.peers.items()},
-            one_thread_rates=one_thread,
-        )
+        peers = _peer_rates(beside)
+        one_thread = peers.pop(ONE_THREAD, ())
+        interference = Interference(_rates(work, beside), peers, one_thread)
     return Column(
         name=work.name,
         title=work.title,
         rates=_rates(work, alone),
-        peer_rates=peers,
+        peer_rates=_peer_rates(alone),
         interference=interference,
         ttft=Quantiles.of(ttft for run in alone.runs for ttft in run.ttft),
         itl=Quantiles.of(gaps) if gaps else None,
         cached_tokens=alone.runs[0].cached_tokens,
         ceiling=ceiling,
     )
+
+
+def _peer_rates(turns: _Turns) -> dict[str, tuple[float, ...]]:
+    return {name: tuple(rates) for name, rates in turns.peers.items()}
 
 
 def _rates(work: Workload, turns: _Turns) -> tuple[float, ...]:
