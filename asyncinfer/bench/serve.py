@@ -69,7 +69,8 @@ def measure_serve(
 
 @dataclass(slots=True)
 class _Turns:
-    """The results of a workload's repetitions: our runs, and the peers' tokens a second."""
+    """The results of a workload's repetitions: our runs, and the peers' tokens a second. Beside
+    busy programs, `ONE_THREAD` is there too, which is measured without them."""
 
     runs: list[Run] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=dict)

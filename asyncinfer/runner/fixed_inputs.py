@@ -10,15 +10,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncinfer.attention import ContiguousKV, FixedChunk, FixedRows, KVCache
-from asyncinfer.kernels.dispatch import CannotRecord
+from asyncinfer.attention import (
+    ContiguousKV,
+    FixedChunk,
+    FixedRows,
+    KVCache,
+    StateCache,
+    reads_plain_pages,
+)
 from asyncinfer.kernels.native import ChunkKV, EndKernels, end_kernels
 from asyncinfer.layers import ForwardPass
 from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import StepArrays
 from asyncinfer.scheduler import RunnerSpec
 
-__all__ = ["MOST_CHUNK", "FixedInputs", "PromptChunk"]
+__all__ = ["MOST_CHUNK", "FixedInputs", "PromptChunk", "can_record"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -83,8 +89,13 @@ class FixedInputs:
         """Put the inputs of a step there: `tokens` `[tokens]`."""
         count, rows = len(tokens), arrays.decode_rows
         vocab_size = self._decoder.config.vocab_size
+        # Nobody looks any more in recorded calls.
         if tokens.min() < 0 or tokens.max() >= vocab_size:
-            raise IndexError(f"a token is not from 0 to {vocab_size - 1}: {tokens.tolist()}")
+            wrong = tokens.max() if tokens.max() >= vocab_size else tokens.min()
+            raise IndexError(f"token {wrong} is not from 0 to {vocab_size - 1}")
+        if arrays.positions.max() >= self._decoder.max_context:
+            last = self._decoder.max_context - 1
+            raise IndexError(f"position {arrays.positions.max()} is not from 0 to {last}")
         self._tokens[:count] = tokens
         self._positions[:count] = arrays.positions
         if self._sources is None:
@@ -105,6 +116,7 @@ class FixedInputs:
             self._places[: places.size] = places.ravel()
 
     def _compute(self, count: int) -> None:
+        """Put vectors and angles of so many tokens there, by torch."""
         tokens, positions = (torch.from_numpy(x[:count]) for x in (self._tokens, self._positions))
         self._embedded[:count].copy_(self._decoder.embedding(tokens, positions))
         for fixed, made in zip(self._angles, self._decoder.angles(positions), strict=True):
@@ -113,7 +125,7 @@ class FixedInputs:
 
     def look_up(self, count: int) -> None:
         """Record that so many tokens' vectors and angles are looked up, if `send` does not compute
-        them. Raises `CannotRecord` where native code cannot."""
+        them."""
         if self._sources is None:
             return
         kernels, tables = self._sources
@@ -121,8 +133,8 @@ class FixedInputs:
         looked_up = [(self._embedded, tokens)]
         looked_up += [(each, positions) for pair in self._angles for each in pair]
         for (into, places), table in zip(looked_up, tables, strict=True):
-            if not kernels.take(into[:count], table, places[:count]):
-                raise CannotRecord("a look-up")
+            taken = kernels.take(into[:count], table, places[:count])
+            assert taken
 
     def first(
         self, rows: int, longest: int, chunk: PromptChunk | None
@@ -151,17 +163,14 @@ class FixedInputs:
 
 def _sources(decoder: Decoder) -> tuple[EndKernels, list[torch.Tensor]] | None:
     """Native code that looks up tokens' vectors and angles, with the tables of both: the vectors,
-    and the cosines and sines of each rotation. None where these are not all that there is."""
-    kernels = end_kernels(decoder.dtype)
-    vectors, angles = decoder.embedding.table, decoder.angle_tables
-    if kernels is None or vectors is None:
+    and the cosines and sines of each rotation. None where there is more to do for one of them."""
+    kernels, vectors = end_kernels(decoder.dtype), decoder.embedding.table
+    angles = [each for each in decoder.angle_tables if each is not None]
+    if kernels is None or vectors is None or len(angles) < len(decoder.angle_tables):
         return None
-    tables = [vectors]
-    for each in angles:
-        if each is None:
-            return None
-        tables += each.unbind()
-    return kernels, tables
+    tables = [vectors, *(side for each in angles for side in each.unbind())]
+    plain = all(type(each) is torch.Tensor and each.is_contiguous() for each in tables)
+    return (kernels, tables) if plain and vectors.dtype is decoder.dtype else None
 
 
 def _begun_blocks(size: int, arrays: StepArrays, mapping: I64) -> I64:
@@ -182,3 +191,14 @@ def _slots(kv: KVCache, mapping: I64) -> I64:
     first = (mapping // size) * (kv_heads * size) + mapping % size
     keys = (first[:, None] + np.arange(0, kv_heads * size, size)).ravel()
     return np.stack((keys, keys + blocks * kv_heads * size))
+
+
+def can_record(decoder: Decoder, kv: Sequence[KVCache | StateCache]) -> bool:
+    """Whether layers of this model may be recorded: they are given nothing but angles, and
+    attention to plain pages."""
+    config = decoder.config
+    rows = config.bidirectional, config.indexed, config.chunked_layers
+    other = any((*rows, config.per_layer_inputs, config.temperatures, decoder.predictor))
+    known = decoder.dtype in (torch.float32, torch.bfloat16)
+    plain = known and decoder.device.type == "cpu"
+    return plain and not other and all(isinstance(c, KVCache) and reads_plain_pages(c) for c in kv)

@@ -18,17 +18,25 @@ from asyncinfer.attention import (
     SHORT,
     KVCache,
     StateCache,
-    reads_plain_pages,
 )
-from asyncinfer.kernels.native import Arena, RecordedCalls, Recording, end_kernels
+from asyncinfer.kernels.native import (
+    Arena,
+    RecordedCalls,
+    Recording,
+    end_kernels,
+    prepare_recording,
+)
 from asyncinfer.models import Decoder
 from asyncinfer.runner.eager_executor import EagerExecutor
-from asyncinfer.runner.fixed_inputs import MOST_CHUNK, FixedInputs, PromptChunk
+from asyncinfer.runner.fixed_inputs import MOST_CHUNK, FixedInputs, PromptChunk, can_record
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec
 
 __all__ = ["ReplayExecutor"]
+
+Floats = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
 
 #: The number of the step of a kind that is recorded. A later one is computed twice.
 _STEPS: Final = 4
@@ -55,7 +63,7 @@ class _Head(NamedTuple):
     #: Of all rows, in the model's dtype.
     logits: torch.Tensor
     #: Each row's largest, float32, and its token, int64; None where native code does not find them.
-    largest: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None
+    largest: tuple[Floats, I64] | None
 
 
 class _Recorded(NamedTuple):
@@ -94,7 +102,9 @@ class ReplayExecutor(EagerExecutor):
     ) -> None:
         super().__init__(decoder, kv, InputBatch(spec), history, sampling, adapters, groups)
         self._spec = spec
-        self._can_record = _can_record(decoder, kv)
+        self._can_record = can_record(decoder, kv)
+        if self._can_record:
+            prepare_recording(decoder.dtype)
         self._most_threads = torch.get_num_threads()
         self._arena = Arena()
         self._inputs: FixedInputs | None = None
@@ -162,20 +172,26 @@ class ReplayExecutor(EagerExecutor):
     ) -> torch.Tensor:
         """What the layers give for a step that was replayed. The recording is used from now on if
         it gave the same bits, and otherwise never again."""
-        found = found.clone()
+        found, self.helps = found.clone(), False
         hidden = super().forward(arrays)
         equal = _same_bits(found, hidden)
         if equal and head is not None:
             equal = _same_bits(head.logits, self.decoder.logits(hidden, as_stored=True))
             if head.largest is not None:
-                values, tokens = head.logits[:, : self.sampling.vocab_size].float().max(dim=-1)
-                right = (values.numpy() == head.largest[0]) & (tokens.numpy() == head.largest[1])
-                equal = equal and bool(right.all())
+                equal = equal and self._are_largest(head.logits, *head.largest)
         if equal:
             self._trusted.add(kind)
         else:
             self._recorded[kind] = None
         return hidden
+
+    def _are_largest(self, logits: torch.Tensor, values: Floats, tokens: I64) -> bool:
+        """Whether these are each row's largest logit and its token; of a row with NaN, any."""
+        largest, places = logits[:, : self.sampling.vocab_size].float().max(dim=-1)
+        known = ~largest.isnan().numpy()
+        return np.array_equal(values, largest.numpy(), equal_nan=True) and np.array_equal(
+            tokens[known], places.numpy()[known]
+        )
 
     def _kind_of(self, arrays: StepArrays) -> _Kind | None:
         """The kind of a step that may be recorded."""
@@ -222,6 +238,7 @@ class ReplayExecutor(EagerExecutor):
         recording = Recording(self._arena, self._most_threads, kv, MOST_CHUNK)
         x, one = self._inputs.first(rows, self._spec.max_context, chunk)
         logits = largest = None
+        kernels = end_kernels(self.decoder.dtype)
         with recording.begun():
             self._inputs.look_up(len(x))
             for layer in self.decoder.layers:
@@ -230,7 +247,6 @@ class ReplayExecutor(EagerExecutor):
             if with_head:
                 recording.least_rows = _HEAD_ROWS
                 logits = self.decoder.logits(x, as_stored=True)
-                kernels = end_kernels(logits.dtype)
                 if kernels is not None:
                     largest = kernels.largest(logits[:, : self.sampling.vocab_size])
                 recording.end_layer()
@@ -275,14 +291,3 @@ class ReplayExecutor(EagerExecutor):
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     bits = torch.int32 if one.dtype is torch.float32 else torch.int16
     return torch.equal(one.view(bits), other.contiguous().view(bits))
-
-
-def _can_record(decoder: Decoder, kv: Sequence[KVCache | StateCache]) -> bool:
-    """Whether layers of this model may be recorded: they are given nothing but angles, and
-    attention to plain pages."""
-    config = decoder.config
-    rows = config.bidirectional, config.indexed, config.chunked_layers
-    other = any((*rows, config.per_layer_inputs, config.temperatures, decoder.predictor))
-    known = decoder.dtype in (torch.float32, torch.bfloat16)
-    plain = known and decoder.device.type == "cpu"
-    return plain and not other and all(isinstance(c, KVCache) and reads_plain_pages(c) for c in kv)

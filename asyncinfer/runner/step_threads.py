@@ -28,8 +28,8 @@ INTERVAL: Final = 0.2
 #: In between the number stays, since a change moves data between caches.
 _WANTED: Final = 0.75
 _KEPT: Final = 0.5
-#: The same where other threads of a step do the work of one that is not running: half of a core is
-#: then worth a thread.
+#: The same where other threads of a step do the work of one that is not running: two fifths of a
+#: core are then worth a thread. A program that is always busy takes two thirds of one from two.
 _WANTED_BY_HELPERS: Final = 0.4
 _KEPT_BY_HELPERS: Final = 0.35
 #: If the step's own threads used less than this share of a core since the last look, the engine was

@@ -27,7 +27,7 @@ class TokenHistory:
     def __init__(self, slots: int, device: torch.device, *, capacity: int = _FIRST) -> None:
         self.device = device
         self._tokens = torch.zeros((slots, capacity), dtype=torch.int32, device=device)
-        #: `flat` of a history on a CPU, once it was asked for.
+        #: See `_view`; None until it is asked for.
         self._host: npt.NDArray[np.int32] | None = None
 
     @property
@@ -120,6 +120,7 @@ class TokenHistory:
         self._tokens, self._host = grown, None
 
     def _view(self) -> npt.NDArray[np.int32]:
+        """`flat` of a history on a CPU."""
         if self._host is None:
             self._host = self.flat.numpy()
         return self._host

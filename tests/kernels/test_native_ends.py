@@ -81,6 +81,8 @@ def test_what_is_left_to_torch(kernels: EndKernels) -> None:
     places = torch.tensor([1, 2])
     for table, into in ((x, x[:2, :32]), (x, numbers(2, 32)), (x[:, ::2], x[:2, ::2])):
         assert not kernels.take(into, table, places)
+    assert not kernels.take(x[:2], x.double(), places)
+    assert not kernels.take(x[:2], x, torch.arange(4)[::2])
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, HALF, torch.float16], ids=str)

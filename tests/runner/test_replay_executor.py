@@ -17,8 +17,14 @@ import torch
 from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import FixedRows
 from asyncinfer.kernels import onednn
-from asyncinfer.kernels.native import ChunkKV, RecordedCalls, available, prefill_kernel
-from asyncinfer.layers import DecoderLayer, ForwardPass
+from asyncinfer.kernels.native import (
+    ChunkKV,
+    EndKernels,
+    RecordedCalls,
+    available,
+    prefill_kernel,
+)
+from asyncinfer.layers import DecoderLayer, ForwardPass, RopeConfig
 from asyncinfer.models import Decoder, ModelConfig, tensor_table
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.runner import replay_executor as module
@@ -117,6 +123,9 @@ def result_of(hand: Any) -> object:
         {"num_heads": 2, "num_kv_heads": 1},
         {"qk_norm": "head"},
         {"num_layers": 5},
+        # Vectors and angles that are not looked up in tables.
+        {"embedding_scale": 8.0},
+        {"rope": RopeConfig(rope_type="dynamic", factor=2.0, original_context=16)},
     ],
     ids=str,
 )
@@ -286,9 +295,10 @@ def test_looks_at_cores_know_whether_threads_help_each_other(
     threads = create_autospec(StepThreads, instance=True)
     threads.adapt.side_effect = lambda helps: looks.append((len(replays), helps))
     decode(make_hand(decoder=decoder_of(WIDE), threads=threads), 12)
-    trusted = [helps for count, helps in looks if count > 1]
     # A replay is made at once: a look before the step, and one within it.
-    assert trusted == [True] * (2 * len(replays) - 3)
+    assert [helps for count, helps in looks if count > 1] == [True] * (2 * len(replays) - 3)
+    # Beside the first one the layers are computed.
+    assert [helps for count, helps in looks if count == 1] == [True] + [False] * 3
     assert not any(helps for count, helps in looks if not count)
 
 
@@ -345,9 +355,49 @@ def test_greedy_tokens_are_found_by_the_recorded_calls(
     assert len(replays) == 16
     assert found == decode(right, 20, logprobs=None)
     hand.runner.decoder.embedding.weight[:] = torch.nan
-    hand.row(0, 23, 1)
-    (failed,) = hand.step().failed.values()
-    assert "not finite" in str(failed)
+    for slot in range(ROWS):
+        hand.row(slot, 3 + 2 * slot + 20, 1)
+    failed = hand.step().failed
+    assert failed.keys() == set(range(ROWS))
+    assert all("not finite" in str(error) for error in failed.values())
+    # The other hand has sampled 21 times.
+    assert (len(sampled), len(replays)) == (6 + 21, 17)
+
+
+def test_a_recording_with_nan_is_used(hands: MakeHands, replays: list[int]) -> None:
+    """The step that is compared has a row of NaN."""
+    hand, right = hands(WIDE)
+    for each in (hand, right):
+        decode(each, 4, logprobs=None)
+        each.runner.history.table[0] = 63
+        each.runner.decoder.embedding.weight[63] = torch.nan
+        each.row(0, 3 + 4, 1)
+    for step in range(4, 10):
+        for each in (hand, right):
+            for slot in range(step == 4, ROWS):
+                each.row(slot, 3 + 2 * slot + step, 1)
+        assert list(hand.step().failed) == list(right.step().failed) == [0]
+    assert len(replays) == 6
+
+
+def test_largest_logits_that_are_others_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
+) -> None:
+    hand, right = hands(WIDE)
+    expected, largest = decode(right, 12, logprobs=None), EndKernels.largest
+    monkeypatch.setattr(EndKernels, "largest", lambda self, x: largest(self, x[:, 8:]))
+    assert decode(hand, 12, logprobs=None) == expected
+    assert len(replays) == 1
+
+
+def test_look_ups_that_are_others_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
+) -> None:
+    hand, right = hands(WIDE)
+    expected, take = decode(right, 12), EndKernels.take
+    monkeypatch.setattr(EndKernels, "take", lambda self, y, x, at: take(self, y, x[1:], at))
+    assert decode(hand, 12) == expected
+    assert len(replays) == 1
 
 
 def test_results_outlive_the_next_replay(hands: MakeHands, replays: list[int]) -> None:
@@ -364,14 +414,19 @@ def test_results_outlive_the_next_replay(hands: MakeHands, replays: list[int]) -
     assert late == [tokens for tokens, _ in decode(right, 11, logprobs=None)[9:]]
 
 
-def test_a_token_beyond_the_table_is_refused(hands: MakeHands, replays: list[int]) -> None:
-    hand, _ = hands(WIDE)
+def test_what_is_not_in_a_table_is_refused(hands: MakeHands, replays: list[int]) -> None:
+    """Recorded calls do not look."""
+    hand, _ = hands(replace(WIDE, max_context=600))
     decode(hand, 8, logprobs=None)
     assert replays
-    hand.runner.history.table[0] = WIDE.vocab_size
+    for slot in range(ROWS):
+        hand.row(slot, 600 if slot == 2 else 3 + 2 * slot + 8, 1)
+    with pytest.raises(IndexError, match="position 600 is not from 0 to 599"):
+        hand.step()
+    hand.runner.history.table[0] = 64
     for slot in range(ROWS):
         hand.row(slot, 3 + 2 * slot + 8, 1)
-    with pytest.raises(IndexError, match="a token is not from 0 to 63"):
+    with pytest.raises(IndexError, match="token 64 is not from 0 to 63"):
         hand.step()
 
 

@@ -20,11 +20,13 @@ def test_tokens_are_read_where_they_were_written_also_after_growing() -> None:
     history.join(0, range(100, 110))
     history.join(2, range(700))
     assert history.capacity >= 700
+    assert history.on_host(history.places(ints(2, 0), ints(699, 9))).tolist() == [699, 109]
     history.write(ints(0, 2), ints(10, 5000), torch.tensor([7, 8]))
     assert history.capacity >= 5001
     got = history.read(ints(0, 0, 2, 2, 0), ints(0, 9, 699, 5000, 10))
     assert got.tolist() == [100, 109, 699, 8, 7]
     assert got.dtype == torch.int64
+    assert history.on_host(history.places(ints(2, 0), ints(5000, 10))).tolist() == [8, 7]
     history.join(0, [5])
     assert history.read(ints(0), ints(0)).tolist() == [5]
 

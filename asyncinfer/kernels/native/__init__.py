@@ -8,7 +8,7 @@ from asyncinfer.kernels.native.between import add_, between_kernels, head_norm, 
 from asyncinfer.kernels.native.blocked import BlockedWeight
 from asyncinfer.kernels.native.calls import Recording, empty
 from asyncinfer.kernels.native.decode import decode_kernel
-from asyncinfer.kernels.native.ends import EndKernels, end_kernels
+from asyncinfer.kernels.native.ends import EndKernels, end_kernels, prepare_recording
 from asyncinfer.kernels.native.host import NEEDED, available
 from asyncinfer.kernels.native.kept_code import source_hash
 from asyncinfer.kernels.native.laying import LayingKernels, laying_kernels
@@ -42,5 +42,6 @@ __all__ = [
     "lora_kernel",
     "packed_kernel",
     "prefill_kernel",
+    "prepare_recording",
     "source_hash",
 ]

@@ -42,6 +42,7 @@ __all__ = [
     "native_functions",
     "room_rows",
     "room_threads",
+    "team",
 ]
 
 #: Lengths of the longest row above which a call takes all threads.
@@ -129,7 +130,7 @@ def float_bits(number: float) -> int:
 
 
 def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor, float32 (None) or bfloat16, for what a native function writes; a recording's, where
+    """A tensor, float32 if `dtype` is None, for what a native function writes; a recording's, where
     one is made."""
     recording = _own.recording
     if recording is not None:
@@ -216,11 +217,17 @@ class Recording:
 
     def made(self) -> RecordedCalls:
         """What was recorded. Raises `CannotRecord` where this processor has no native code."""
-        target, region = host(), parallel_region()
-        if target is None or region is None:
-            raise CannotRecord("no native code")
-        run = team_function(target, region)
+        run = team()
         return RecordedCalls(self._calls, self._ends, self._arena, run, self._chunk)
+
+
+def team() -> Any:
+    """`team_function` of this machine, compiled by the first caller. Raises `CannotRecord` where
+    there is no native code."""
+    target, region = host(), parallel_region()
+    if target is None or region is None:
+        raise CannotRecord("no native code")
+    return team_function(target, region)
 
 
 @functools.cache

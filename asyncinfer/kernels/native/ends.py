@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import functools
 import threading
+from contextlib import suppress
 
 import torch
 
-from asyncinfer.kernels.native.calls import empty
+from asyncinfer.kernels.dispatch import CannotRecord
+from asyncinfer.kernels.native.calls import empty, team
 from asyncinfer.kernels.native.ends_code import NAMES, ends_code
 from asyncinfer.kernels.native.host import Host, host
 from asyncinfer.kernels.native.row_kernels import RowKernels
 from asyncinfer.kernels.native.threads import parallel_region
 
-__all__ = ["EndKernels", "end_kernels"]
+__all__ = ["EndKernels", "end_kernels", "prepare_recording"]
 
 #: Arguments of each function.
 _ARGUMENTS = dict(zip(NAMES, (4, 5), strict=True))
@@ -67,6 +69,13 @@ def end_kernels(dtype: torch.dtype) -> EndKernels | None:
         return None
     with _lock:
         return trusted_kernels(dtype, target, region)
+
+
+def prepare_recording(dtype: torch.dtype) -> None:
+    """Compile what recordings need besides their layers' code, so that no step waits for it."""
+    end_kernels(dtype)
+    with suppress(CannotRecord, RuntimeError):
+        team()
 
 
 @functools.cache
