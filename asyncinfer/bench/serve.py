@@ -19,10 +19,9 @@ from asyncinfer.bench.checkpoint import vocab_size, write_checkpoint
 from asyncinfer.bench.interference import busy_programs, until_quiet
 from asyncinfer.bench.llama_gguf import write_llama_gguf
 from asyncinfer.bench.loops import run_on
-from asyncinfer.bench.peers import PeerProcess
+from asyncinfer.bench.peers import PeerError, PeerProcess
 from asyncinfer.bench.peers.table import ONE_THREAD
 from asyncinfer.bench.quantiles import Quantiles
-from asyncinfer.bench.record import BenchError
 from asyncinfer.bench.serve_options import BESIDE_BUSY, ServeOptions
 from asyncinfer.bench.serve_result import Column, Interference, ModelResult, ServeResult
 from asyncinfer.bench.serve_run import Run, run_workload
@@ -204,8 +203,9 @@ class _Measurement:
         await self._rest(busy_cores)
         try:
             seconds = await peer.seconds(work, prompts)
-        except BenchError as error:
-            self._lost[peer.name] = f"{work.title}: {error}"
+        except PeerError as error:
+            # A record is shown to others, and what a process prints names this machine's paths.
+            self._lost[peer.name] = f"{work.title}: {error.reason}"
             self._report(f"{self._model}: {error}")
         else:
             turns.peers.setdefault(peer.name, []).append(work.counted / seconds)

@@ -302,7 +302,8 @@ def test_a_peer_that_fails_in_a_turn_takes_no_further_ones(
     assert len(one.peer_rates[copycat]) == 1, "it crashed in its second turn"
     assert copycat not in mixed.peer_rates
     assert model.peer_versions == {copycat: "1.2.3"}
-    assert "three at once: copycat: its process ended" in model.not_measured[copycat]
+    # What it has printed may name files of this machine.
+    assert model.not_measured == {copycat: "three at once: copycat: its process ended."}
     record = Record("serve", {}, result.figures(), {"models": [asdict(model)]})
     assert record_tables(record)[-1].title == "not measured"
 

@@ -4,7 +4,14 @@ They run in processes of their own, if need be on another interpreter (`worker.p
 modules import nothing from this package.
 """
 
-from asyncinfer.bench.peers.process import PeerProcess
+from asyncinfer.bench.peers.process import PeerError, PeerProcess
 from asyncinfer.bench.peers.table import PEERS, installed_peers, parse_peers, require_transformers
 
-__all__ = ["PEERS", "PeerProcess", "installed_peers", "parse_peers", "require_transformers"]
+__all__ = [
+    "PEERS",
+    "PeerError",
+    "PeerProcess",
+    "installed_peers",
+    "parse_peers",
+    "require_transformers",
+]

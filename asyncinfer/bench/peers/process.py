@@ -22,12 +22,20 @@ from asyncinfer.bench.peers.worker import Setup
 from asyncinfer.bench.record import BenchError
 from asyncinfer.bench.workloads import Workload
 
-__all__ = ["PeerProcess"]
+__all__ = ["PeerError", "PeerProcess"]
 
 _HERE: Final = Path(__file__).parent
 #: The most bytes of a line of an answer, and of a peer's own messages in errors.
 _LINE: Final = 64 << 20
 _TAIL: Final = 2000
+
+
+class PeerError(BenchError):
+    """A peer failed. `reason` leaves out what its process printed."""
+
+    def __init__(self, reason: str, printed: str) -> None:
+        super().__init__(f"{reason} {printed}")
+        self.reason = reason
 
 
 class PeerProcess:
@@ -85,11 +93,11 @@ class PeerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def seconds(self, work: Workload, prompts: Sequence[list[int]]) -> float:
-        """Seconds of a workload. Raises `BenchError`."""
+        """Seconds of a workload. Raises `PeerError`."""
         return float((await self._run(work, prompts, False))["seconds"])
 
     async def answers(self, work: Workload, prompts: Sequence[list[int]]) -> list[list[int]]:
-        """Token ids of the answers. Raises `BenchError`."""
+        """Token ids of the answers. Raises `PeerError`."""
         found: list[list[int]] = (await self._run(work, prompts, True))["answers"]
         return found
 
@@ -107,14 +115,13 @@ class PeerProcess:
                 line = await self._out.receive_until(b"\n", _LINE)
         except TimeoutError as error:
             self._end()
-            raise BenchError(
-                f"{self.name}: no answer after {self._most_seconds:g} seconds. {self._said()}"
-            ) from error
+            reason = f"{self.name}: no answer after {self._most_seconds:g} seconds."
+            raise PeerError(reason, self._said()) from error
         except (anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead) as error:
-            raise BenchError(f"{self.name}: its process ended. {self._said()}") from error
+            raise PeerError(f"{self.name}: its process ended.", self._said()) from error
         told: dict[str, Any] = json.loads(line)
         if "error" in told:
-            raise BenchError(f"{self.name}: {told['error']}. {self._said()}")
+            raise PeerError(f"{self.name}: {told['error']}.", self._said())
         return told
 
     def _said(self) -> str:
