@@ -29,6 +29,25 @@ FIRST = {
     "a wrong draft stays in the state": 3,
     "a state is rolled back too far": 3,
     "a state is rolled back too little": 3,
+    "a needy sequence is starved": 28,
+    "the runner is not told of a decoding sequence's block": 63,
+    "freed in flight by preemption": 12,
+    "published though the row failed": 4,
+    "the state before is given back too early": 3,
+    **dict.fromkeys(
+        (
+            "a copied tail lacks its window page",
+            "a pin is never released",
+            "a pinned page is never released",
+            "a shared tail is copied backwards",
+            "a shared tail is not copied",
+            "a tail is shared, not copied",
+            "shared before it is computed",
+            "the source of a copied page is not pinned",
+            "the source of a copy is not pinned",
+        ),
+        5,
+    ),
 }
 
 
