@@ -52,6 +52,7 @@ def run_peer(name: str, work: PeerWork, timeout: float) -> float:
     theirs.close()
     try:
         if not ours.poll(timeout):
+            process.terminate()
             raise BenchError(f"{name}: not done in {timeout:.0f} s")
         answer = ours.recv()
     except EOFError:
