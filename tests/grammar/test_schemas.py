@@ -28,7 +28,9 @@ jsonschema = pytest.importorskip("jsonschema")
 SCHEMAS = schemas()
 EVERY = range(len(SCHEMAS))
 #: Enough to draw from another vocabulary, or by another model.
-HALF = EVERY[::2]
+SOME = EVERY[::3]
+#: Others, to draw with little room.
+REST = EVERY[1::3]
 #: Answers asked for at once, those of other kinds included.
 BATCH = 32
 #: More than nearly every answer takes.
@@ -122,11 +124,11 @@ async def test_every_answer_is_accepted_beside_others_and_with_too_little_room()
     assert roomy.cut <= len(SCHEMAS) // 20
     # So few blocks that a batch does not fit.
     async with Engine(FakeModel(strict=False, blocks=22, max_context=340)) as engine:
-        crowded = await answers(engine, most=300)
-        assert engine.stats().preemptions > 50
-    assert crowded.cut <= len(SCHEMAS) // 10
-    for text, same in zip(crowded.texts, roomy.texts, strict=True):
-        assert text in (same, None)
+        crowded = await answers(engine, most=300, wanted=REST)
+        assert engine.stats().preemptions > 20
+    assert crowded.cut <= len(REST) // 10
+    for index, text in zip(REST, crowded.texts, strict=True):
+        assert text in (roomy.texts[index], None)
 
 
 @pytest.mark.asyncio
@@ -135,10 +137,10 @@ async def test_every_answer_is_accepted_alone_with_tokens_of_many_bytes(
 ) -> None:
     alone = Answers()
     async with Engine(FakeModel(strict=False, blocks=4096, tokenizer=tokenizer)) as engine:
-        for index in HALF:
+        for index in SOME:
             alone.add(SCHEMAS[index], await answer(engine, index, ROOM))
-        assert (await answers(engine, wanted=HALF)).texts == alone.texts
-    assert alone.cut <= len(HALF) // 20
+        assert (await answers(engine, wanted=SOME)).texts == alone.texts
+    assert alone.cut <= len(SOME) // 20
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +150,7 @@ def shipped() -> Answers:
     async def run() -> Answers:
         # So few blocks that a batch does not fit.
         async with Engine(max_context=128, kv_bytes=1 << 21, block_size=8) as engine:
-            found = await answers(engine, most=FEW, wanted=HALF)
+            found = await answers(engine, most=FEW, wanted=SOME)
             assert engine.stats().preemptions > 0
             return found
 
@@ -157,7 +159,7 @@ def shipped() -> Answers:
 
 @pytest.mark.slow
 def test_every_answer_of_the_shipped_model_is_accepted(shipped: Answers) -> None:
-    assert shipped.cut <= 2 * len(HALF) // 5
+    assert shipped.cut <= 2 * len(SOME) // 5
 
 
 @pytest.mark.slow
@@ -168,9 +170,9 @@ def test_every_answer_of_the_shipped_model_is_accepted_alone(shipped: Answers) -
     use_cpu_threads(1)
     cut = 0
     # Others were answered alone by the fake model.
-    part = range(0, len(HALF), 3)
+    part = range(0, len(SOME), 3)
     for at in part:
-        index, text = HALF[at], shipped.texts[at]
+        index, text = SOME[at], shipped.texts[at]
         schema = SCHEMAS[index]
         # One that needs more room needs it here, too, and shows how it begins.
         most = FEW if text else BEGINNING
