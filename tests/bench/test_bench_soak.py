@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,18 @@ from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.soak.checker import Case, Counts, Reader
 from asyncinfer.bench.soak.lateness import Lateness
 from asyncinfer.bench.soak.overload import LEAST, measure_overload
-from asyncinfer.cli.bench_soak import soak
+from asyncinfer.cli import bench_soak
 
 SMALL: dict[str, Any] = {
     "streams": 60,
     "rate": 3000.0,
-    "seconds": 2.0,
+    "seconds": 1.0,
     "overload_seconds": 0.3,
     "aborts": 60,
     "cycles": 10,
     "live": 30,
 }
-LONGER = {**SMALL, "streams": 80, "seconds": 4.0, "aborts": 100, "cycles": 20, "live": 100}
+LONGER = {**SMALL, "streams": 80, "seconds": 2.0, "aborts": 100, "cycles": 20, "live": 100}
 FAULTS = ("lost", "doubled", "wrong", "late")
 
 
@@ -72,30 +71,29 @@ def test_nothing_is_lost_on_uvloop() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_on_trio(tmp_path: Path) -> None:
+def test_the_command_on_trio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, plot = tmp_path / "soak.json", tmp_path / "soak.png"
     options = [f"--{name}={value}" for name, value in SMALL.items() if name != "overload_seconds"]
     options += ["--backend=trio", f"--json={path}", f"--plot={plot}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "asyncinfer", "bench", "soak", *options],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=True,
-    )
+    # No option of the command.
+    short = partial(SoakOptions, overload_seconds=SMALL["overload_seconds"])
+    monkeypatch.setattr(bench_soak, "SoakOptions", short)
+    bench_soak.soak.main(options, standalone_mode=False)
     record = Record.load(path)
     assert record.options == {**record.options, "loop": "trio", "seed": 1, "streams": 60}
     counts = [figure for figure in record.figures if figure.target == 0.0]
     assert len(counts) == 13
     assert not [figure for figure in counts if figure.value]
-    assert "tokens after an abort" in done.stdout
+    assert "tokens after an abort" in capsys.readouterr().out
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_two_lengths_of_the_load_are_refused() -> None:
     """The minutes were taken."""
     with pytest.raises(click.UsageError, match="--seconds and --minutes"):
-        soak.main(["--seconds=60", "--minutes=1"], standalone_mode=False)
+        bench_soak.soak.main(["--seconds=60", "--minutes=1"], standalone_mode=False)
 
 
 def check_figures(result: SoakResult) -> None:

@@ -65,7 +65,8 @@ async def measure_overload(seconds: float) -> OverloadRun:
     model = FakeModel(blocks=HELD * 16, max_context=256, strict=False, gate=_step)
     config = EngineConfig(max_running=HELD, max_requests=HELD, drain_timeout=0.0)
     async with Engine(model, config=config) as engine:
-        unloaded = _Arrivals(engine)
+        # Their first tokens are all that is looked at.
+        unloaded = _Arrivals(engine, tokens=1)
         for _ in range(10):
             await unloaded.one()
         began = time.monotonic()
@@ -126,6 +127,8 @@ class _Arrivals:
     """Callers, and what became of them, in milliseconds."""
 
     engine: Engine
+    #: Of an answer.
+    tokens: int = ANSWER
     refused: list[float] = field(default_factory=list)
     admitted: list[float] = field(default_factory=list)
 
@@ -134,7 +137,7 @@ class _Arrivals:
         first: float | None = None
         try:
             stream = self.engine.stream(
-                "hello", max_tokens=ANSWER, temperature=0.0, ignore_eos=True
+                "hello", max_tokens=self.tokens, temperature=0.0, ignore_eos=True
             )
             async with stream:
                 async for _ in stream:
