@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain, zip_longest
+from math import inf
 from typing import Final, NoReturn
 
 from asyncinfer.errors import PluginError
@@ -172,13 +173,18 @@ def _check_memory(factory: Factory) -> None:
 
 
 def _check_growth(factory: Factory) -> None:
-    few, many = (min(policy_cost(factory(), n, 5_000) for _ in range(3)) for n in (FEW, MANY))
-    if many > DEARER * few:
-        raise RuleError(
-            "growth",
-            f"a block costs {few * 1e6:.1f} us among {FEW:,} blocks and {many * 1e6:.1f} us among "
-            f"{MANY:,}; at most {DEARER:g} times as much is allowed",
-        )
+    few = min(policy_cost(factory(), FEW, 5_000) for _ in range(3))
+    many = inf
+    # Another program may have slowed one of them: the best of three counts.
+    for _ in range(3):
+        many = min(many, policy_cost(factory(), MANY, 5_000))
+        if many <= DEARER * few:
+            return
+    raise RuleError(
+        "growth",
+        f"a block costs {few * 1e6:.1f} us among {FEW:,} blocks and {many * 1e6:.1f} us among "
+        f"{MANY:,}; at most {DEARER:g} times as much is allowed",
+    )
 
 
 def _joined(parts: list[list[Move]]) -> list[Move]:

@@ -26,6 +26,7 @@ class WatchedPolicy:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
+        self._converses = isinstance(policy, ConversationAware)
         self._evictable: set[int] = set()
         self._calls = WatchedCalls(policy, "cache policy", LATE)
         #: Every answer, for comparisons.
@@ -52,7 +53,7 @@ class WatchedPolicy:
         self._tell("removed", block)
 
     def conversation_changed(self, block: CachedBlock) -> None:
-        if isinstance(self._policy, ConversationAware):
+        if self._converses:
             self._tell("conversation_changed", block)
 
     def victims(self, count: int) -> Sequence[int]:
