@@ -37,7 +37,7 @@ MOST = {
     "server": 3_629,
     "speculation": 1_052,
     "telemetry": 603,
-    "testing": 9_966,
+    "testing": 9_973,
     "text": 3_613,
     "tools": 2_976,
     "weights": 3_855,
