@@ -21,14 +21,20 @@ __all__ = ["FamilyTrial", "pieces", "runs"]
 
 
 class FamilyTrial:
-    """`config` is transformers'; the checkpoint is written to `folder` by transformers itself.
-    Raises whatever transformers raises of a config that it does not take."""
+    """`config` is transformers'; the checkpoint is written to `folder` by transformers itself. It is
+    that of `like` where all weights are equal. Raises whatever transformers raises of a config that
+    it does not take."""
 
-    def __init__(self, model_class: Any, config: Any, folder: Path, seed: int) -> None:
+    def __init__(
+        self,
+        model_class: Any,
+        config: Any,
+        folder: Path,
+        seed: int,
+        like: FamilyTrial | None = None,
+    ) -> None:
         import torch
 
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._model = model_class._from_config(config, attn_implementation="eager")
@@ -43,8 +49,13 @@ class FamilyTrial:
                 noise = torch.empty_like(tensor).normal_(0.0, std, generator=generator)
                 # A norm's weight stays near its initial value, one or zero.
                 tensor.copy_(noise if tensor.dim() > 1 else tensor + noise)
-        self._model.save_pretrained(folder)
-        self.values: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        #: Whether all weights are those of `like`.
+        self.alike = like is not None and _equal(held, like._model.state_dict())
+        if like is None or not self.alike:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._model.save_pretrained(folder)
+        self.folder = like.folder if like is not None and self.alike else folder
+        self.values: dict[str, Any] = json.loads(self._model.config.to_json_string())
 
     def right(self, ids: Sequence[int]) -> torch.Tensor:
         """The logits of transformers, float32 `[tokens, vocab]`."""
@@ -97,6 +108,10 @@ class FamilyTrial:
         with SafetensorsCheckpoint(self.folder) as checkpoint:
             groups = {re.sub(r"\d+", "*", name): name for name in checkpoint.tensors}
         return sorted(groups.values())
+
+
+def _equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
 def pieces(
