@@ -21,9 +21,9 @@ __all__ = ["FamilyTrial", "pieces", "runs"]
 
 
 class FamilyTrial:
-    """`config` is transformers'; the checkpoint is written to `folder` by transformers itself. It is
-    that of `like` where all weights are equal. Raises whatever transformers raises of a config that
-    it does not take."""
+    """`config` is transformers'; the checkpoint is written to `folder` by transformers itself. It
+    is that of `like` where all weights are equal. Raises whatever transformers raises of a config
+    that it does not take."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class FamilyTrial:
         if like is None or not self.alike:
             folder.mkdir(parents=True, exist_ok=True)
             self._model.save_pretrained(folder)
-        self.folder = like.folder if like is not None and self.alike else folder
+        self.folder: Path = like.folder if like is not None and self.alike else folder
         self.values: dict[str, Any] = json.loads(self._model.config.to_json_string())
 
     def right(self, ids: Sequence[int]) -> torch.Tensor:
