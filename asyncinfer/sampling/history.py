@@ -27,7 +27,7 @@ class TokenHistory:
     def __init__(self, slots: int, device: torch.device, *, capacity: int = _FIRST) -> None:
         self.device = device
         self._tokens = torch.zeros((slots, capacity), dtype=torch.int32, device=device)
-        #: See `_view`; None until it is asked for.
+        #: `flat` of a history on a CPU, once it was asked for.
         self._host: npt.NDArray[np.int32] | None = None
 
     @property
@@ -74,16 +74,14 @@ class TokenHistory:
     def on_host(self, places: I64) -> npt.NDArray[np.int32]:
         """The tokens at `places`, of a history on a CPU. Python keeps the GIL, which torch's
         operators give up."""
-        return self._view()[places]
+        if self._host is None:
+            self._host = self.flat.numpy()
+        return self._host[places]
 
     def write(self, slots: I64, positions: I64, tokens: torch.Tensor) -> None:
         """Put `tokens` int64 `[n]` at each `(slot, position)`; no pair occurs twice."""
         self.reserve(int(positions.max(initial=-1)) + 1)
-        places = self.places(slots, positions)
-        if self.device.type == "cpu":
-            self._view()[places] = tokens.numpy()
-            return
-        (index,) = upload(self.device, places)
+        (index,) = upload(self.device, self.places(slots, positions))
         self.flat.index_copy_(0, index, tokens.int())
 
     def window(self, slots: I64, starts: I64, stops: I64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,9 +116,3 @@ class TokenHistory:
         grown = torch.zeros((slots, capacity), dtype=torch.int32, device=self.device)
         grown[:, : self.capacity] = self._tokens
         self._tokens, self._host = grown, None
-
-    def _view(self) -> npt.NDArray[np.int32]:
-        """`flat` of a history on a CPU."""
-        if self._host is None:
-            self._host = self.flat.numpy()
-        return self._host
