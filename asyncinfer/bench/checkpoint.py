@@ -86,4 +86,4 @@ def vocab_size(folder: Path) -> int:
     try:
         return int(json.loads(path.read_text("utf-8"))["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BenchError(f"{path}: no checkpoint with a vocab_size: {error!r}") from error
+        raise BenchError(f"{path}: no checkpoint with a vocab_size") from error

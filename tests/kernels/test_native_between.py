@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from kernels.hosts import host_with_lanes
 
 from asyncinfer.kernels import ops, reference
 from asyncinfer.kernels.native import between as module
@@ -15,7 +15,7 @@ from asyncinfer.kernels.native import row_kernels
 from asyncinfer.kernels.native.between import BetweenKernels, between_kernels, is_right
 from asyncinfer.kernels.native.between_code import between_code
 from asyncinfer.kernels.native.calls import Arena, Recording
-from asyncinfer.kernels.native.host import host, host_of
+from asyncinfer.kernels.native.host import host_of
 from asyncinfer.kernels.native.threads import parallel_region
 
 pytestmark = pytest.mark.skipif(between_kernels() is None, reason="no kernel for this machine")
@@ -32,16 +32,7 @@ def numbers(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
 
 def kernels_of(lanes: int, dtype: torch.dtype, *, rounds: bool = True) -> BetweenKernels:
     """For vectors of so many numbers, which one instruction rounds where the processor has it."""
-    here = host()
-    assert here is not None
-    flags = {flag[1:]: flag[0] == "+" for flag in here.features.split(",")}
-    if lanes == 8:
-        flags = {name: on and not name.startswith("avx512") for name, on in flags.items()}
-    target = host_of(platform.machine(), flags)
-    assert target is not None
-    if target.lanes != lanes:
-        pytest.skip("the processor has narrower vectors")
-    region = parallel_region()
+    target, region = host_with_lanes(lanes), parallel_region()
     assert region is not None
     return BetweenKernels(dtype, replace(target, rounds=rounds and target.rounds), region)
 

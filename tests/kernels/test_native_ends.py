@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import platform
-
 import pytest
 import torch
+from kernels.hosts import host_with_lanes
 
 from asyncinfer.kernels.native import Arena, Recording, row_kernels
 from asyncinfer.kernels.native import ends as module
 from asyncinfer.kernels.native.ends import EndKernels, end_kernels, is_right
 from asyncinfer.kernels.native.ends_code import ends_code
-from asyncinfer.kernels.native.host import host, host_of
 from asyncinfer.kernels.native.threads import parallel_region
 
 FLOAT, HALF = torch.float32, torch.bfloat16
@@ -27,17 +25,9 @@ def numbers(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
 @pytest.fixture(params=[(8, FLOAT), (8, HALF), (16, FLOAT), (16, HALF)], ids=str)
 def kernels(request: pytest.FixtureRequest) -> EndKernels:
     lanes, dtype = request.param
-    here, region = host(), parallel_region()
-    assert here is not None
+    region = parallel_region()
     assert region is not None
-    flags = {flag[1:]: flag[0] == "+" for flag in here.features.split(",")}
-    if lanes == 8:
-        flags = {name: on and not name.startswith("avx512") for name, on in flags.items()}
-    target = host_of(platform.machine(), flags)
-    assert target is not None
-    if target.lanes != lanes:
-        pytest.skip("the processor has narrower vectors")
-    return EndKernels(dtype, target, region)
+    return EndKernels(dtype, host_with_lanes(lanes), region)
 
 
 def dtype_of(kernels: EndKernels) -> torch.dtype:

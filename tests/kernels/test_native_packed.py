@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernels.hosts import host_without
 
 from asyncinfer.kernels.block_types import BLOCK_TYPES, block_floats
 from asyncinfer.kernels.codes import TABLES
 from asyncinfer.kernels.native import packed as module
 from asyncinfer.kernels.native import packed_kernel
-from asyncinfer.kernels.native.host import Host, host, host_of
+from asyncinfer.kernels.native.host import host, host_of
 from asyncinfer.kernels.native.packed import PackedKernel
 from asyncinfer.kernels.native.packed_blocks import Layout
 from asyncinfer.kernels.native.packed_code import packed_code
@@ -121,17 +121,6 @@ def test_parts_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     check(packed_kernel(FOUR), FOUR, 41, outputs=30, groups=2)  # type: ignore[arg-type]
 
 
-def without(*names: str) -> Host:
-    """This processor as if it lacked these instructions."""
-    here = host()
-    assert here is not None
-    flags = {flag[1:]: flag[0] == "+" for flag in here.features.split(",")}
-    flags = {name: on and not name.startswith(names) for name, on in flags.items()}
-    found = host_of(platform.machine(), flags)
-    assert found is not None
-    return found
-
-
 #: Only tables of 4 bits are spread out, and only halves are rounded.
 LACKING = [
     (NF4, "avx512vbmi"),
@@ -146,7 +135,7 @@ def test_other_instructions(layout: Layout, lacking: str) -> None:
     assert here is not None
     if not here.tables:
         pytest.skip("a processor without AVX-512")
-    kernel = PackedKernel(layout, without(lacking), parallel_region())
+    kernel = PackedKernel(layout, host_without(lacking), parallel_region())
     for rows in (1, 3, 4, 10):
         check(kernel, layout, rows, outputs=23, groups=3)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from kernels.hosts import host_without
 
 from asyncinfer.kernels.native import prefill as module
 from asyncinfer.kernels.native import prefill_kernel
@@ -83,23 +83,12 @@ def kernel_for(
     return PrefillKernel(head_dim, group, SCALE, target, region, dtype is torch.bfloat16)
 
 
-def narrow() -> Host:
-    """The processor without AVX-512."""
-    here = host()
-    assert here is not None
-    flags = {flag[1:]: flag[0] == "+" for flag in here.features.split(",")}
-    flags = {name: on and not name.startswith("avx512") for name, on in flags.items()}
-    target = host_of(platform.machine(), flags)
-    assert target is not None
-    return target
-
-
 @pytest.mark.parametrize(
     ("head_dim", "group", "wide"),
     [(64, 3, True), (80, 1, True), (128, 7, True), (64, 3, False), (80, 1, False)],
 )
 def test_tokens_are_torchs(head_dim: int, group: int, wide: bool) -> None:
-    kernel = kernel_for(head_dim, group, None if wide else narrow())
+    kernel = kernel_for(head_dim, group, None if wide else host_without("avx512"))
     # One token, a tile and more, keys of a span and at its bounds.
     for tokens, start in ((1, 0), (5, 0), (TILE + 1, 0), (40, SPAN - 20), (3, SPAN), (70, 450)):
         given = prompt(tokens, start, head_dim, group)

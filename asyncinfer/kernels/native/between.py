@@ -7,7 +7,6 @@ it, and half of it for many, since each number is read and written once.
 from __future__ import annotations
 
 import functools
-import threading
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from asyncinfer.kernels import reference
 from asyncinfer.kernels.native.between_code import NAMES, between_code
 from asyncinfer.kernels.native.calls import empty, float_bits
-from asyncinfer.kernels.native.host import Host, host
+from asyncinfer.kernels.native.host import Host, compiled_once, host
 from asyncinfer.kernels.native.row_kernels import RowKernels
 from asyncinfer.kernels.native.threads import parallel_region
 
@@ -35,8 +34,6 @@ __all__ = [
 #: Arguments of each function.
 _ARGUMENTS = dict(zip(NAMES, (7, 3, 7, 6, 4, 4, 3), strict=True))
 _DTYPES = ("torch.float32", "torch.bfloat16")
-
-_lock = threading.Lock()
 
 
 class BetweenKernels(RowKernels):
@@ -144,17 +141,13 @@ def between_kernels(dtype: torch.dtype | None = None) -> BetweenKernels | None:
     dtype, target, region = dtype or torch.float32, host(), parallel_region()
     if target is None or region is None or str(dtype) not in _DTYPES:
         return None
-    with _lock:
-        return trusted_kernels(dtype, target, region)
+    return trusted_kernels(dtype, target, region)
 
 
-@functools.cache
+@compiled_once
 def trusted_kernels(dtype: torch.dtype, target: Host, region: int) -> BetweenKernels | None:
-    """The operators, if their code compiles and a trial is right."""
-    try:
-        kernels = BetweenKernels(dtype, target, region)
-    except RuntimeError:
-        return None
+    """The operators, if a trial is right."""
+    kernels = BetweenKernels(dtype, target, region)
     return kernels if is_right(kernels, dtype) else None
 
 

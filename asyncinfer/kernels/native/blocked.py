@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Final
 
 import torch
@@ -23,7 +22,7 @@ from asyncinfer.kernels.native.calls import (
     native_functions,
     room_rows,
 )
-from asyncinfer.kernels.native.host import Host, host
+from asyncinfer.kernels.native.host import Host, compiled_once, host
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = ["BlockedWeight", "blocked_kernel"]
@@ -31,8 +30,6 @@ __all__ = ["BlockedWeight", "blocked_kernel"]
 #: Numbers of a weight below which another thread costs more than it saves.
 _SHARED = 1 << 15
 _DTYPES = ("torch.float32", "torch.bfloat16")
-
-_lock = threading.Lock()
 
 
 class BlockedKernel:
@@ -83,16 +80,12 @@ def blocked_kernel(dtype: torch.dtype) -> BlockedKernel | None:
         return None
     if dtype is torch.bfloat16 and target.lanes < 16:
         return None
-    with _lock:
-        return _made(dtype, target, region)
+    return _made(dtype, target, region)
 
 
-@functools.cache
+@compiled_once
 def _made(dtype: torch.dtype, target: Host, region: int) -> BlockedKernel | None:
-    try:
-        return BlockedKernel(dtype, target, region)
-    except RuntimeError:
-        return None
+    return BlockedKernel(dtype, target, region)
 
 
 class BlockedWeight:

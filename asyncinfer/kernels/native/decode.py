@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import threading
 
 import torch
 
 from asyncinfer.kernels.native.between import narrowed, widened
 from asyncinfer.kernels.native.calls import empty, native_functions, room_threads
 from asyncinfer.kernels.native.decode_code import FIELDS, SPARE, decode_code, heads_at_once
-from asyncinfer.kernels.native.host import Host, host
+from asyncinfer.kernels.native.host import Host, compiled_once, host
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = ["DecodeKernel", "decode_kernel", "is_right"]
@@ -21,8 +20,6 @@ _SHARED = 1 << 15
 #: scratch memory is bounded.
 _SPAN = 1024
 _DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
-
-_lock = threading.Lock()
 
 
 class DecodeKernel:
@@ -106,19 +103,15 @@ def decode_kernel(
     target, region = host(), parallel_region()
     if target is None or region is None or str(dtype) not in _DTYPES or head_dim % target.lanes:
         return None
-    with _lock:
-        return trusted_kernel(dtype, head_dim, group, scale, target, region)
+    return trusted_kernel(dtype, head_dim, group, scale, target, region)
 
 
-@functools.cache
+@compiled_once
 def trusted_kernel(
     dtype: torch.dtype, head_dim: int, group: int, scale: float, target: Host, region: int
 ) -> DecodeKernel | None:
-    """The kernel, if its code compiles and a trial is right."""
-    try:
-        kernel = DecodeKernel(dtype, head_dim, group, scale, target, region)
-    except RuntimeError:
-        return None
+    """The kernel, if a trial is right."""
+    kernel = DecodeKernel(dtype, head_dim, group, scale, target, region)
     return kernel if is_right(kernel, dtype, head_dim, group, scale) else None
 
 

@@ -4,7 +4,6 @@ number of each row. Native code of both can be recorded with the layers."""
 from __future__ import annotations
 
 import functools
-import threading
 from contextlib import suppress
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from asyncinfer.kernels.dispatch import CannotRecord
 from asyncinfer.kernels.native.calls import empty, team
 from asyncinfer.kernels.native.ends_code import NAMES, ends_code
-from asyncinfer.kernels.native.host import Host, host
+from asyncinfer.kernels.native.host import Host, compiled_once, host
 from asyncinfer.kernels.native.row_kernels import RowKernels
 from asyncinfer.kernels.native.threads import parallel_region
 
@@ -21,8 +20,6 @@ __all__ = ["EndKernels", "end_kernels", "prepare_recording"]
 #: Arguments of each function.
 _ARGUMENTS = dict(zip(NAMES, (4, 5), strict=True))
 _DTYPES = ("torch.float32", "torch.bfloat16")
-
-_lock = threading.Lock()
 
 
 class EndKernels(RowKernels):
@@ -67,8 +64,7 @@ def end_kernels(dtype: torch.dtype) -> EndKernels | None:
     target, region = host(), parallel_region()
     if target is None or region is None or str(dtype) not in _DTYPES:
         return None
-    with _lock:
-        return trusted_kernels(dtype, target, region)
+    return trusted_kernels(dtype, target, region)
 
 
 def prepare_recording(dtype: torch.dtype) -> None:
@@ -78,13 +74,10 @@ def prepare_recording(dtype: torch.dtype) -> None:
         team()
 
 
-@functools.cache
+@compiled_once
 def trusted_kernels(dtype: torch.dtype, target: Host, region: int) -> EndKernels | None:
-    """The functions, if their code compiles and a trial is right."""
-    try:
-        kernels = EndKernels(dtype, target, region)
-    except RuntimeError:
-        return None
+    """The functions, if a trial is right."""
+    kernels = EndKernels(dtype, target, region)
     return kernels if is_right(kernels, dtype) else None
 
 

@@ -77,15 +77,17 @@ class _EndsCode(RowTasks):
                     wrong = b.or_(wrong, b.fcmp_unordered("uno", numbers, numbers))
                 return wrong, *results
 
-            none = ir.Constant(flags, [0] * self.lanes)
-            start = none, *[self.all(float("-inf")), lane] * _AT_ONCE
+            start = (
+                ir.Constant(flags, [0] * self.lanes),
+                *[self.all(float("-inf")), lane] * _AT_ONCE,
+            )
             wrong, *found = self.loop(b, size, _AT_ONCE * self.lanes, part, start)
             value, place = self._first(b, found[::2], found[1::2])
-            none = ir.Constant(self.float, float("nan"))
+            nan = ir.Constant(self.float, float("nan"))
             bits = b.bitcast(wrong, ir.IntType(self.lanes))
-            finite = b.icmp_unsigned("==", bits, ir.Constant(bits.type, 0))
+            without = b.icmp_unsigned("==", bits, ir.Constant(bits.type, 0))
             four, eight = (b.mul(number, self.integer(size)) for size in (4, 8))
-            b.store(b.select(finite, value, none), self.at(b, values, four), align=4)
+            b.store(b.select(without, value, nan), self.at(b, values, four), align=4)
             b.store(b.zext(place, self.i64), self.at(b, places, eight), align=8)
 
         self.each_row(b, task, row)

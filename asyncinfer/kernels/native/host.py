@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from asyncinfer.kernels.native.kept_code import kept_code, source_hash
 from asyncinfer.kernels.native.threads import parallel_region
 from asyncinfer.machine import version
 
-__all__ = ["NEEDED", "Host", "available", "compiled", "host", "host_of"]
+__all__ = ["NEEDED", "Host", "available", "compiled", "compiled_once", "host", "host_of"]
+
+_Given = TypeVarTuple("_Given")
+_Kernels = TypeVar("_Kernels")
 
 #: Features that kernels need of an x86-64 processor. Without f16c a conversion from float16 would
 #: call a function that the process does not have.
@@ -116,6 +119,29 @@ def compiled(
         # module.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
         return tuple(int(engine.get_function_address(name)) for name in names)
+
+
+def compiled_once(
+    make: Callable[[*_Given], _Kernels | None],
+) -> Callable[[*_Given], _Kernels | None]:
+    """`make`, which compiles kernels and tries them, for callers of many threads: the first one
+    with some arguments calls it, and all others wait for what it returns. None where it raises
+    `RuntimeError`, since the code cannot be made."""
+    lock = threading.Lock()
+
+    @functools.cache
+    def made(*given: *_Given) -> _Kernels | None:
+        try:
+            return make(*given)
+        except RuntimeError:
+            return None
+
+    @functools.wraps(make)
+    def once(*given: *_Given) -> _Kernels | None:
+        with lock:
+            return made(*given)
+
+    return once
 
 
 def target_machine(target: Host) -> Any:

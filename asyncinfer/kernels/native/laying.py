@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import threading
 
 import torch
 
-from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.host import Host, compiled, compiled_once, host
 from asyncinfer.kernels.native.laying_code import NAMES, RUN, laying_code
 from asyncinfer.kernels.orders import NumberOrder, ordered
 
@@ -20,8 +18,6 @@ _KINDS = (_pointer,) * 2 + (_long,) * 7 + (_pointer, _long, _pointer)
 _LEAST = 8
 #: e4m3 numbers without their sign that are NaN.
 _NAN = 0x7F
-
-_lock = threading.Lock()
 
 
 class LayingKernels:
@@ -93,19 +89,14 @@ class LayingKernels:
 def laying_kernels() -> LayingKernels | None:
     """The functions, compiled by their first caller. None without `llvmlite`, on other processors,
     and after a failed trial."""
-    with _lock:
-        return trusted_kernels(host())
+    target = host()
+    return None if target is None else trusted_kernels(target)
 
 
-@functools.cache
-def trusted_kernels(target: Host | None) -> LayingKernels | None:
-    """The functions, if their code compiles and a trial is right."""
-    if target is None:
-        return None
-    try:
-        kernels = LayingKernels(target)
-    except RuntimeError:
-        return None
+@compiled_once
+def trusted_kernels(target: Host) -> LayingKernels | None:
+    """The functions, if a trial is right."""
+    kernels = LayingKernels(target)
     return kernels if is_right(kernels) else None
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 import time
 
 import torch
 
 from asyncinfer.kernels import reference
-from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.host import Host, compiled, compiled_once, host
 from asyncinfer.kernels.native.lora_code import FIELDS, lora_code
 from asyncinfer.kernels.native.threads import ThreadChoices, parallel_region
 
@@ -20,8 +19,6 @@ _Task = ctypes.c_int64 * len(FIELDS)
 #: Numbers of both matrices times rows below which another thread costs more than it saves.
 _SHARED = 1 << 15
 _DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
-
-_lock = threading.Lock()
 
 
 class LoraKernel:
@@ -105,17 +102,13 @@ def lora_kernel(dtype: torch.dtype) -> LoraKernel | None:
     target, region = host(), parallel_region()
     if target is None or region is None or str(dtype) not in _DTYPES:
         return None
-    with _lock:
-        return trusted_kernel(dtype, target, region)
+    return trusted_kernel(dtype, target, region)
 
 
-@functools.cache
+@compiled_once
 def trusted_kernel(dtype: torch.dtype, target: Host, region: int) -> LoraKernel | None:
-    """The kernel, if its code compiles and a trial is right."""
-    try:
-        kernel = LoraKernel(dtype, target, region)
-    except RuntimeError:
-        return None
+    """The kernel, if a trial is right."""
+    kernel = LoraKernel(dtype, target, region)
     return kernel if _is_right(kernel, dtype) else None
 
 

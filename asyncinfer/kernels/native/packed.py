@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from asyncinfer.kernels.native.calls import (
     native_functions,
     room_threads,
 )
-from asyncinfer.kernels.native.host import Host, host
+from asyncinfer.kernels.native.host import Host, compiled_once, host
 from asyncinfer.kernels.native.packed_blocks import WHOLE, Layout
 from asyncinfer.kernels.native.packed_code import FIELDS, ROWS, packed_code
 from asyncinfer.kernels.native.threads import ThreadChoices, parallel_region
@@ -38,8 +37,6 @@ _CACHED = 1 << 18
 _LEAST = 8
 #: Rows and groups of the trial's weight.
 _OUTPUTS, _GROUPS = 2 * ROWS + 1, 2
-
-_lock = threading.Lock()
 
 
 class PackedKernel:
@@ -134,17 +131,13 @@ def packed_kernel(layout: Layout, groups: int = 0) -> PackedKernel | None:
     if whole and layout.group % WHOLE == 0:
         # The group is a whole row, and one kernel serves rows of all lengths.
         layout = replace(layout, group=0)
-    with _lock:
-        return trusted_kernel(layout, target, region)
+    return trusted_kernel(layout, target, region)
 
 
-@functools.cache
+@compiled_once
 def trusted_kernel(layout: Layout, target: Host, region: int) -> PackedKernel | None:
-    """The kernel, if its code compiles and a trial is right."""
-    try:
-        kernel = PackedKernel(layout, target, region)
-    except RuntimeError:
-        return None
+    """The kernel, if a trial is right."""
+    kernel = PackedKernel(layout, target, region)
     return kernel if _is_right(kernel, layout) else None
 
 

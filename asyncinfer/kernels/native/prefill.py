@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping
 
 import torch
@@ -14,7 +13,7 @@ from asyncinfer.kernels.native.calls import (
     native_functions,
     room_threads,
 )
-from asyncinfer.kernels.native.host import Host, host
+from asyncinfer.kernels.native.host import Host, compiled_once, host
 from asyncinfer.kernels.native.prefill_code import (
     FIELDS,
     TILE,
@@ -32,8 +31,6 @@ _SHARED = 1 << 12
 
 #: Tiles of all heads for each thread, from which on it matters little that one has more of them.
 _UNEVEN = 4
-
-_lock = threading.Lock()
 
 
 class PrefillKernel:
@@ -142,19 +139,15 @@ def prefill_kernel(
         return None
     if pairs and (not target.rounds or target.tiles):
         return None
-    with _lock:
-        return trusted_kernel(head_dim, group, scale, target, region, pairs)
+    return trusted_kernel(head_dim, group, scale, target, region, pairs)
 
 
-@functools.cache
+@compiled_once
 def trusted_kernel(
     head_dim: int, group: int, scale: float, target: Host, region: int, pairs: bool = False
 ) -> PrefillKernel | None:
-    """The kernel, if its code compiles and a trial is right."""
-    try:
-        kernel = PrefillKernel(head_dim, group, scale, target, region, pairs)
-    except RuntimeError:
-        return None
+    """The kernel, if a trial is right."""
+    kernel = PrefillKernel(head_dim, group, scale, target, region, pairs)
     return kernel if is_right(kernel, head_dim, group, scale, pairs) else None
 
 
