@@ -17,6 +17,7 @@ from asyncinfer.bench.cache import BLOCKS, CacheOptions, CacheResult, measure_ca
 from asyncinfer.bench.cache_table import cache_tables, hybrid_table
 from asyncinfer.bench.cache_trace import read_trace
 from asyncinfer.bench.checkout import from_checkout
+from asyncinfer.bench.company import CompanyOptions, CompanyResult, measure_company
 from asyncinfer.bench.compare import Change, changes, differences
 from asyncinfer.bench.constrained import (
     ConstrainedOptions,
@@ -75,6 +76,8 @@ __all__ = [
     "CacheOptions",
     "CacheResult",
     "Change",
+    "CompanyOptions",
+    "CompanyResult",
     "ConstrainedOptions",
     "ConstrainedResult",
     "Environment",
@@ -121,6 +124,7 @@ __all__ = [
     "measure_accuracy",
     "measure_adapters",
     "measure_cache",
+    "measure_company",
     "measure_constrained",
     "measure_host",
     "measure_http",

@@ -1,9 +1,11 @@
-"""Programs that keep cores busy, to measure an engine beside them."""
+"""Programs and threads that keep cores busy, to measure an engine beside them."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
@@ -12,7 +14,7 @@ import anyio
 
 from asyncinfer.machine import allowed_cores, busy_seconds
 
-__all__ = ["busy_programs", "until_quiet"]
+__all__ = ["busy_programs", "half_busy_program", "half_busy_thread", "until_quiet"]
 
 #: Seconds between looks whether the machine is idle, the most looks, and the cores that may be
 #: busy.
@@ -38,6 +40,51 @@ def busy_programs(count: int) -> Iterator[None]:
             program = stack.enter_context(subprocess.Popen([sys.executable, "-c", _BUSY]))
             stack.callback(program.kill)
         yield
+
+
+#: Seconds for which what is half busy computes, and sleeps.
+_HALF: Final = 0.005
+
+#: Computes half of the time until it is killed, or the program that started it has ended.
+_HALF_BUSY: Final = f"""
+import os, time
+parent = os.getppid()
+while os.getppid() == parent:
+    end = time.perf_counter() + {_HALF}
+    while time.perf_counter() < end:
+        pass
+    time.sleep({_HALF})
+"""
+
+
+@contextmanager
+def half_busy_program() -> Iterator[None]:
+    """Run a program inside the block that wants a core half of the time."""
+    with subprocess.Popen([sys.executable, "-c", _HALF_BUSY]) as program:
+        try:
+            yield
+        finally:
+            program.kill()
+
+
+@contextmanager
+def half_busy_thread() -> Iterator[None]:
+    """Run a thread of this process inside the block that wants the GIL half of the time."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(_HALF):
+            end = time.perf_counter() + _HALF
+            while time.perf_counter() < end:
+                pass
+
+    thread = threading.Thread(target=run, name="half busy", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 async def until_quiet(busy_cores: int = 0) -> None:

@@ -190,7 +190,7 @@ def _transformers(folder: Path, *, device: torch.device, dtype: torch.dtype) -> 
     from transformers.utils import logging
     from transformers.utils.import_utils import is_accelerate_available
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     straight = device.type != "cpu" and is_accelerate_available()
     options = {"device_map": device} if straight else {}
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)

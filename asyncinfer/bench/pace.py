@@ -15,14 +15,11 @@ from typing import Final
 import anyio
 
 from asyncinfer import Engine
-from asyncinfer.bench.checkpoint import write_checkpoint
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.median import median
 from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.record import BenchError, Figure
-from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
-from asyncinfer.bench.workloads import RANDOM, SHIPPED
-from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.bench.workloads import RANDOM, model_source
 
 __all__ = ["PaceFigures", "PaceOptions", "PaceResult", "measure_pace"]
 
@@ -92,16 +89,11 @@ def measure_pace(
 ) -> PaceResult:
     """Run all measurements; `report` is called with the current one."""
     with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
-        model = options.model
-        if model == RANDOM:
-            model = scratch
-            shape = LLAMA_TINY if options.quick else LLAMA_125M
-            context = options.prompt_tokens + 1024
-            about = {"max_position_embeddings": context, "dtype": options.dtype}
-            write_checkpoint({**shape, **about}, Path(scratch))
-        elif model == SHIPPED:
-            model = str(MODEL_PATH)
-        source = Path(model) if Path(model).exists() else model
+        about = {
+            "max_position_embeddings": options.prompt_tokens + 1024,
+            "dtype": options.dtype,
+        }
+        source = model_source(options.model, Path(scratch), quick=options.quick, **about)
         return run_on(options.loop, _measure, source, options, report)
 
 

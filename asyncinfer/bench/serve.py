@@ -15,7 +15,7 @@ from types import MappingProxyType
 import anyio
 
 from asyncinfer import Engine, EngineConfig
-from asyncinfer.bench.checkpoint import vocab_size, write_checkpoint
+from asyncinfer.bench.checkpoint import vocab_size
 from asyncinfer.bench.interference import busy_programs, until_quiet
 from asyncinfer.bench.llama_gguf import write_llama_gguf
 from asyncinfer.bench.loops import run_on
@@ -25,10 +25,15 @@ from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.serve_options import BESIDE_BUSY, ServeOptions
 from asyncinfer.bench.serve_result import Column, Interference, ModelResult, ServeResult
 from asyncinfer.bench.serve_run import Run, run_workload
-from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
 from asyncinfer.bench.ticker import ticking
-from asyncinfer.bench.workloads import MAX_RUNNING, QUICK, RANDOM, SHIPPED, WORKLOADS, Workload
-from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.bench.workloads import (
+    MAX_RUNNING,
+    QUICK,
+    RANDOM,
+    WORKLOADS,
+    Workload,
+    model_source,
+)
 from asyncinfer.machine import usable_cores
 
 __all__ = ["measure_serve"]
@@ -44,15 +49,12 @@ def measure_serve(
     found = []
     with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
         for model in options.models:
-            folder = Path(model)
-            if model == SHIPPED:
-                folder = MODEL_PATH
-            elif model == RANDOM:
-                folder = Path(scratch, "random")
+            if model == RANDOM:
                 report("writing the random Llama")
-                write_checkpoint(LLAMA_TINY if options.quick else LLAMA_125M, folder)
+            folder = Path(model_source(model, Path(scratch, "random"), quick=options.quick))
+            if model == RANDOM and options.quick:
                 # A quick run uses a smaller model, which gets a name of its own.
-                model = "llama-tiny" if options.quick else RANDOM
+                model = "llama-tiny"
             file = Path(scratch, "model.gguf")
             vocab = vocab_size(folder)
             if "llama.cpp" in options.peers:

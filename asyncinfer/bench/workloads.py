@@ -10,9 +10,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-__all__ = ["MAX_RUNNING", "QUICK", "RANDOM", "SHIPPED", "WORKLOADS", "Workload"]
+from asyncinfer.bench.checkpoint import write_checkpoint
+from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
+from asyncinfer.builtin import MODEL_PATH
+
+__all__ = ["MAX_RUNNING", "QUICK", "RANDOM", "SHIPPED", "WORKLOADS", "Workload", "model_source"]
 
 #: The model in the package, and the random one that engines are compared on.
 SHIPPED: Final = "shipped"
@@ -20,6 +25,18 @@ RANDOM: Final = "llama-125m"
 #: Requests that an engine computes together at most.
 MAX_RUNNING: Final = 16
 SEED: Final = 20_261_120
+
+
+def model_source(model: str, scratch: Path, *, quick: bool = False, **about: Any) -> Path | str:
+    """What an engine opens for `SHIPPED`, `RANDOM`, a checkpoint's folder or a hub id. Random
+    weights are written to `scratch`, those of a smaller model if it is `quick`; `about`: fields of
+    their config."""
+    if model == SHIPPED:
+        return MODEL_PATH
+    if model == RANDOM:
+        write_checkpoint({**(LLAMA_TINY if quick else LLAMA_125M), **about}, scratch)
+        return scratch
+    return Path(model) if Path(model).exists() else model
 
 
 @dataclass(frozen=True, slots=True)

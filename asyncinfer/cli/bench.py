@@ -31,6 +31,7 @@ from asyncinfer.bench import (
 from asyncinfer.cli.bench_accuracy import accuracy
 from asyncinfer.cli.bench_adapters import adapters
 from asyncinfer.cli.bench_cache import cache
+from asyncinfer.cli.bench_company import company
 from asyncinfer.cli.bench_constrained import constrained
 from asyncinfer.cli.bench_http import http
 from asyncinfer.cli.bench_load import load
@@ -224,7 +225,7 @@ def compare(before: Path, after: Path) -> None:
 
 
 for command in (
-    *(accuracy, adapters, cache, constrained, http, load),
+    *(accuracy, adapters, cache, company, constrained, http, load),
     *(pace, quantized, route, serve, soak, speculate),
 ):
     bench.add_command(command)

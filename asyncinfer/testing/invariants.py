@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import repeat
+from operator import attrgetter
 
 from asyncinfer.cache import BlockTable, PageGroup, WindowPages
 from asyncinfer.cache.chain import TOKEN_BYTES, pack
@@ -98,12 +100,13 @@ def _check_references(scheduler: Scheduler, seated: list[Sequence]) -> None:
         for step in scheduler.in_flight:
             uses.update(source for g in step.groups[number : number + 1] for source, _ in g.copies)
         refs, name = group.pool.refs, f"group {number}"
-        wrong = [page for page, count in enumerate(refs) if count != uses[page]]
-        hold("I1", not wrong, "{}, pages {}: references are not their uses", name, wrong)
+        held = {page: count for page, count in enumerate(refs) if count}
+        right = held == dict(uses)
+        hold("I1", right, "{}: pages have references {}, and uses {}", name, held, uses)
         free, cached = set(group.pool.free), _cached(scheduler, group)
         hold("I2", len(free) == len(group.pool.free), "{}: a page is on the free list twice", name)
         hold("I2", group.cached == len(cached), "{}: a page is cached twice", name)
-        unused = {page for page, count in enumerate(refs) if not count}
+        unused = set(range(len(refs))).difference(held)
         hold("I2", not free & cached, "{}: a page is free and cached", name)
         hold("I2", free | cached == unused, "{}: unused pages are not those free or cached", name)
 
@@ -188,14 +191,15 @@ def _check_cache(scheduler: Scheduler, seated: list[Sequence]) -> None:
     by_block = cache.by_block
     hold("I5", len(cache.by_key) == len(by_block), "keys and blocks differ in number")
     children = Counter(id(entry.parent) for entry in cache.by_key.values())
-    for key, entry in cache.by_key.items():
-        right = (
-            entry.key == key
-            and by_block.get(entry.block) is entry
-            and len(entry.data) == size * TOKEN_BYTES
-            and entry.children == children.get(id(entry), 0)
-        )
-        hold("I5", right, "block {}: its key, tokens or children are wrong", entry.block)
+    wrong = [
+        entry.block
+        for key, entry in cache.by_key.items()
+        if entry.key != key
+        or by_block.get(entry.block) is not entry
+        or len(entry.data) != size * TOKEN_BYTES
+        or entry.children != children.get(id(entry), 0)
+    ]
+    hold("I5", not wrong, "blocks {}: their key, tokens or children are wrong", wrong)
     check_conversations(cache)
     for r in seated:
         above: object = None
@@ -210,11 +214,11 @@ def _check_cache(scheduler: Scheduler, seated: list[Sequence]) -> None:
 
 def check_conversations(cache: PrefixCache) -> None:
     """I14: every pin is that of an open conversation, and pins are as many as may be at most."""
-    talks, by_block = cache.conversations, cache.by_block
+    talks, entries = cache.conversations, [*cache.by_block.values()]
     pinning = [each for state in talks.pinning.values() for each in state]
     pins = Counter(id(entry) for each in pinning for entry in each.entries[: each.pinned])
-    pinned = {entry.block for entry in by_block.values() if entry.pins}
-    wrong = [e.block for e in by_block.values() if e.pins != pins[id(e)]]
+    pinned = {entry.block for entry in entries if entry.pins}
+    wrong = _miscounted(entries, "pins", pins)
     hold("I14", not wrong, "blocks {}: pins are not those of conversations", wrong)
     hold("I14", len(pins) == len(pinned), "a block that is gone is pinned")
     hold("I14", len(pinned) == talks.pinned_blocks <= talks.most, "{} are pinned", pinned)
@@ -227,12 +231,27 @@ def check_conversations(cache: PrefixCache) -> None:
             hold("I14", right and each.until >= talks.due, "one that is {} pins", each.state)
     for name in ("live", "waiting"):
         counts = Counter(id(e) for each in talks.open if each.state == name for e in each.entries)
-        wrong = [e.block for e in by_block.values() if getattr(e, name) != counts[id(e)]]
+        wrong = _miscounted(entries, name, counts)
         hold("I14", not wrong, "blocks {}: the conversations that are {} are others", wrong, name)
-    for entry in by_block.values():
-        state = "waiting" if entry.waiting else "live" if entry.live else "over"
-        told = entry.meta.conversation
-        hold("I14", told == (state if entry.meta.conversations else None), "told of {}", told)
+    told = {entry.block: entry.meta.conversation for entry in entries if entry.meta.conversations}
+    states = {
+        entry.block: "waiting" if entry.waiting else "live" if entry.live else "over"
+        for entry in entries
+        if entry.block in told
+    }
+    hold("I14", told == states, "told of {}, of which conversations are {}", told, states)
+    wrong = [e.block for e in entries if e.meta.conversation is not None and e.block not in told]
+    hold("I14", not wrong, "blocks {}: told of conversations that there are not", wrong)
+
+
+def _miscounted(entries: list[CacheEntry], name: str, counts: Counter[int]) -> list[int]:
+    """Blocks of the entries whose number of this name is not their ids' count."""
+    # Nearly always the lists are equal, and compared without a call for each entry.
+    found = [*map(attrgetter(name), entries)]
+    right = [*map(counts.get, map(id, entries), repeat(0))]
+    if found == right:
+        return []
+    return [e.block for e, has, most in zip(entries, found, right, strict=True) if has != most]
 
 
 def _check_chain(

@@ -86,7 +86,7 @@ def _transformers(work: PeerWork) -> Any:
     from transformers.utils import logging
 
     # Our own progress is shown already.
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(work.folder, dtype=torch.bfloat16)
     return model.to(work.device).eval()
 
@@ -96,7 +96,7 @@ def _continuous(work: PeerWork) -> float:
     from transformers import GenerationConfig
 
     model = _transformers(work)
-    config: Any = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)  # type: ignore[no-untyped-call]
+    config: Any = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
     options: dict[str, Any] = {"generation_config": config}
     if work.device == "cpu":
         # By default it takes most of the host's memory.

@@ -29,7 +29,7 @@ class TransformersPeer:
         from transformers import AutoModelForCausalLM, __version__
         from transformers.utils import logging
 
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()
         self.version = __version__
         self.running = running
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)

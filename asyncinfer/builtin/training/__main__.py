@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the whole training."""
     options = _parser().parse_args(arguments)
     console = Console()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
     recipes = _recipes(options)
     corpus = read_corpus(standard_library(), package="tomllib" if options.tiny else "")
     texts = list(corpus.training.values())

@@ -1,0 +1,66 @@
+"""`asyncinfer bench company`, small: that there is company, and that its end ends it. No times."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from asyncinfer.bench import CompanyOptions, measure_company
+from asyncinfer.bench.company import CompanyRates, CompanyResult
+from asyncinfer.bench.interference import half_busy_program, half_busy_thread
+from asyncinfer.builtin import DRAFT_PATH
+from asyncinfer.cli import main
+
+
+def test_every_figure_is_measured() -> None:
+    heard: list[str] = []
+    options = CompanyOptions(model=str(DRAFT_PATH), streams=(2,), tokens=5, repeat=2)
+    result = measure_company(options, heard.append)
+    (rates,) = result.rates
+    assert [len(each) for each in (rates.alone, rates.thread, rates.program)] == [2, 2, 2]
+    assert all(rate > 0 for rate in (*rates.alone, *rates.thread, *rates.program))
+    assert len(result.figures()) == 3
+    assert "streams 2, thread (2 of 2)" in heard
+
+
+def test_what_is_kept() -> None:
+    result = CompanyResult((CompanyRates(1, (50.0, 40.0, 60.0), (30.0, 40.0, 45.0), (50.0,)),))
+    alone, thread, program = result.figures()
+    assert (alone.name, alone.value) == ("1 stream, alone", 50.0)
+    assert (thread.value, thread.target, thread.met) == (0.8, 0.75, True)
+    assert (program.value, program.target) == (1.0, None)
+
+
+def test_a_thread_is_there_inside_the_block_only() -> None:
+    def names() -> list[str]:
+        return [thread.name for thread in threading.enumerate()]
+
+    with half_busy_thread():
+        assert "half busy" in names()
+    assert "half busy" not in names()
+
+
+def test_a_program_computes_inside_the_block_only() -> None:
+    def children() -> set[str]:
+        return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+    before = children()
+    with half_busy_program():
+        (program,) = children() - before
+        assert b"perf_counter" in Path(f"/proc/{program}/cmdline").read_bytes()
+    assert children() == before
+
+
+def test_a_record(tmp_path: Path) -> None:
+    file = tmp_path / "company.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "company", "--quick", "-m", str(DRAFT_PATH), "--json", str(file)])
+    assert ended.value.code == 0
+    record = json.loads(file.read_text("utf-8"))
+    assert record["benchmark"] == "company"
+    assert record["options"]["streams"] == [1, 2]
+    assert [each["streams"] for each in record["detail"]["rates"]] == [1, 2]
