@@ -115,8 +115,9 @@ async def _measure(
             for streams in options.streams:
                 for name, company in _COMPANY.items():
                     report(f"streams {streams}, {name} ({repetition + 1} of {options.repeat})")
-                    # The engine has all of its threads again, and nobody else computes.
-                    await until_quiet()
+                    if not options.quick:
+                        # The engine has all of its threads again, and nobody else computes.
+                        await until_quiet()
                     with company():
                         rate = await _rate(engine, streams, options.tokens, numbers)
                     found.setdefault((streams, name), []).append(rate)

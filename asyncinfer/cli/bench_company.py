@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from asyncinfer.bench import RANDOM, SHIPPED, CompanyOptions, measure_company
-from asyncinfer.cli.bench_options import count, dtype, loop, quick, repeat, several
+from asyncinfer.bench import CompanyOptions, measure_company
+from asyncinfer.cli.bench_options import count, dtype, loop, model, quick, repeat, several
 from asyncinfer.cli.bench_run import run_bench
 from asyncinfer.cli.new_file import NewFile
 
@@ -16,13 +16,7 @@ __all__ = ["company"]
 
 
 @click.command(short_help="What do streams keep beside a busy program?")
-@click.option(
-    "-m",
-    "--model",
-    default=RANDOM,
-    show_default=True,
-    help=f"{SHIPPED!r}, {RANDOM!r} (random weights, made on the fly), a folder or a hub id.",
-)
+@model
 @several("--streams", what="Decoding at once", kind=click.IntRange(1), default=(1, 8))
 @count("--tokens", 128, "Of each stream's answer.")
 @dtype

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from asyncinfer.bench import LOOPS
+from asyncinfer.bench import LOOPS, RANDOM, SHIPPED
 from asyncinfer.cli.finite import FiniteRange
 from asyncinfer.cli.new_file import NewFile
 
@@ -18,6 +18,7 @@ __all__ = [
     "device",
     "dtype",
     "loop",
+    "model",
     "number",
     "quick",
     "recorded",
@@ -60,6 +61,11 @@ def several(
 
 def repeat(default: int = 3) -> Callable[[Function], Function]:
     return count("--repeat", default, "Repetitions; the median counts.")
+
+
+def model(function: Function) -> Function:
+    what = f"{SHIPPED!r}, {RANDOM!r} (random weights, made on the fly), a folder or a hub id."
+    return click.option("-m", "--model", default=RANDOM, show_default=True, help=what)(function)
 
 
 def dtype(function: Function) -> Function:

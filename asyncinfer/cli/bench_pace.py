@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from asyncinfer.bench import RANDOM, SHIPPED, PaceOptions, measure_pace
-from asyncinfer.cli.bench_options import count, dtype, loop, number, quick, repeat
+from asyncinfer.bench import PaceOptions, measure_pace
+from asyncinfer.cli.bench_options import count, dtype, loop, model, number, quick, repeat
 from asyncinfer.cli.bench_run import run_bench
 from asyncinfer.cli.new_file import NewFile
 
@@ -16,13 +16,7 @@ __all__ = ["pace"]
 
 
 @click.command(short_help="How evenly do streams go on beside a long prompt?")
-@click.option(
-    "-m",
-    "--model",
-    default=RANDOM,
-    show_default=True,
-    help=f"{SHIPPED!r}, {RANDOM!r} (random weights, made on the fly), a folder or a hub id.",
-)
+@model
 @count("--streams", 8, "Decoding at once.")
 @count("--prompt-tokens", 8000, "Of the prompt that arrives.", least=2)
 @number("--step-target", 0.1, "Seconds that a step should take.", least=0.001)
