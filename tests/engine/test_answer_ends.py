@@ -8,11 +8,11 @@ import re
 from typing import Any
 
 import pytest
-from support import OpenEngine
+from support import OpenEngine, Until
 
 from asyncinfer import Engine, InvalidRequest, RequestFailed, SamplingParams
 from asyncinfer.engine.repetition import LoopDetector
-from asyncinfer.testing import FakeModel
+from asyncinfer.testing import FakeModel, StepGate
 
 pytestmark = pytest.mark.asyncio
 
@@ -213,9 +213,13 @@ async def test_a_stopped_stream_gives_what_waited_for_its_chunk(open_engine: Ope
 
 
 @pytest.mark.parametrize("overlap", [1, 2])
-async def test_a_thinking_budget_closes_the_reasoning(overlap: int) -> None:
+async def test_a_thinking_budget_closes_the_reasoning(
+    overlap: int, gate: StepGate, until: Until
+) -> None:
     closing = tuple(b"</think>")
-    async with Engine(FakeModel(blocks=64, max_context=512), overlap=overlap) as engine:
+    gate.close()
+    model = FakeModel(blocks=64, max_context=512, gate=gate)
+    async with Engine(model, overlap=overlap) as engine:
         options: dict[str, Any] = {"max_tokens": 60, "temperature": 1.0, "ignore_eos": True}
 
         async def think(seed: int, budget: int) -> None:
@@ -231,12 +235,15 @@ async def test_a_thinking_budget_closes_the_reasoning(overlap: int) -> None:
             assert len(done.token_ids) == 60
             assert b"</think>" not in bytes(t for t in done.token_ids[at + 8 :] if t < 256)
 
-        # Twice as many tokens as there is room for, however they come.
+        # Twice as many tokens as there is room for, all there before the first step.
         others = [
             engine.generate(f"{i}", max_tokens=200, seed=i, ignore_eos=True) for i in range(12)
         ]
-        await asyncio.gather(*others, *[think(seed, 3 + 5 * seed) for seed in range(4)])
-        assert engine.stats().preemptions > 0 or overlap == 1
+        answers = asyncio.gather(*others, *[think(seed, 3 + 5 * seed) for seed in range(4)])
+        await until(lambda: engine.stats().running + engine.stats().waiting == 16)
+        gate.open()
+        await answers
+        assert engine.stats().preemptions > 0
 
 
 async def test_after_a_budget_the_format_holds() -> None:
