@@ -214,7 +214,7 @@ class Actions:
         known = world.adapters.known(name)
         try:
             await world.engine.adapters.unload(name)
-            world.adapters.unloaded(known)
+            world.adapters.unloaded(name, known)
         except InvalidRequest:
             hold("end", not known, "adapter {} is unknown", name)
         except AsyncInferError as error:

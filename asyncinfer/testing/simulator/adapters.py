@@ -20,6 +20,9 @@ class AdapterHistory:
         self._named: dict[str, list[int]] = {}
         #: Whose loads are done.
         self._done: set[int] = set()
+        #: Whose name was taken away before the load was known to be done: it may have had the name
+        #: by then, or have got it later.
+        self._unsure: set[int] = set()
         #: From when on nobody gets it any more.
         self._retired: dict[int, int] = {}
 
@@ -41,12 +44,13 @@ class AdapterHistory:
     def known(self, name: str) -> list[int]:
         """The adapter that surely has the name, if any."""
         adapters = self._named.get(name, [])
-        last = [a for a in adapters if a in self._done and a not in self._retired]
-        return last if adapters and last and adapters[-1] == last[-1] else []
+        sure = self._done - self._unsure - self._retired.keys()
+        return adapters[-1:] if adapters and adapters[-1] in sure else []
 
-    def unloaded(self, adapters: list[int]) -> None:
-        """None of these has a name any more."""
-        self._retire(adapters)
+    def unloaded(self, name: str, known: list[int]) -> None:
+        """A name was taken away; `known` had it, if any did for sure."""
+        self._retire(known)
+        self._unsure.update(a for a in self._named.get(name, ()) if a not in self._done)
 
     def _retire(self, adapters: list[int]) -> None:
         self._time += 1

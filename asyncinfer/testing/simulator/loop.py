@@ -56,25 +56,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run(self, most: int) -> int:
         """Run `most` callbacks, fewer if no more are ready; how many."""
-        queue, before = self._queue, events._get_running_loop()
+        queue, timers, before = self._queue, self._timers, events._get_running_loop()
+        call: Callback | None = None
         events._set_running_loop(self)
         try:
             for ran in range(most):
-                # Another list where a timer was cancelled.
-                timers = self._timers
                 if timers and timers[0][0] <= (now := self._now()):
                     while timers and timers[0][0] <= now:
                         queue.append(heappop(timers)[2])
                 if not queue:
                     return ran
-                handle, context, callback, args = queue.popleft()
-                if not handle.cancelled():
+                call = queue.popleft()
+                if not call[0].cancelled():
                     try:
-                        context.run(callback, *args)
+                        call[1].run(call[2], *call[3])
                     except Exception as error:
                         self.problems.append({"message": "a callback raised", "exception": error})
         finally:
             events._set_running_loop(before)
+            # The traceback of a cancelled task may hold this frame.
+            call = None
         return most
 
     # -- asyncio's side ------------------------------------------------------------------------
@@ -125,7 +126,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         # At once: it holds its context.
-        self._timers = [entry for entry in self._timers if entry[2][0] is not handle]
+        self._timers[:] = [entry for entry in self._timers if entry[2][0] is not handle]
         heapify(self._timers)
 
     def create_future(self) -> asyncio.Future[Any]:
