@@ -174,4 +174,6 @@ def renaming(field: str, name: str) -> Iterator[None]:
         place = error.field.removeprefix(field)
         if place == error.field or place[:1] not in ("", "[", ".", "/"):
             raise
+        # From Python 3.12 on, its frames refer to the one that calls this, which refers to it.
+        error.__traceback__ = None
         raise type(error)(f"{name}{place}", error.value, error.bound) from None

@@ -87,10 +87,11 @@ def _is_first(point: EntryPoint) -> bool:
     that is the first."""
     if point.dist is None or "asyncinfer" not in point.group:
         return True
+    # Without one, `dist.name` warns or raises.
+    name = point.dist.metadata.get("Name")
     try:
-        return point in tuple(distribution(point.dist.name).entry_points)
-    except (PackageNotFoundError, ValueError, TypeError):
-        # The distribution has no name to look it up by.
+        return not name or point in tuple(distribution(name).entry_points)
+    except PackageNotFoundError:
         return True
 
 
@@ -103,7 +104,7 @@ def _names_us(dist: Distribution) -> bool:
 
 def _title(dist: Distribution) -> str:
     try:
-        name, version = (dist.metadata[key] or "" for key in ("Name", "Version"))
+        name, version = (dist.metadata.get(key) or "" for key in ("Name", "Version"))
     except Exception:
         name = version = ""
     return f"{name or 'a distribution without a name'} {version}".rstrip()

@@ -8,6 +8,7 @@ import math
 import os
 import re
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -315,7 +316,7 @@ def test_the_command(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert re.search(r"a product +cuda:7 +others +2\.0 +2\.00", done.output)
     report = json.loads(out.read_text())
     assert report["tuned"][0]["seconds"] == seconds
-    assert report["machine"]["libraries"]["torch"] == torch.__version__
+    assert report["machine"]["libraries"]["torch"] == version("torch")
     assert [each["held"] for each in report["products"]] == list(products.HELD)
 
 

@@ -19,6 +19,8 @@ def forbid(event, arguments):
     if event in ("socket.connect", "socket.sendto", "socket.getaddrinfo", "subprocess.Popen"):
         raise SystemExit(f"{event} {arguments}")
 
+# The builds of torch for a GPU have the system list its libraries.
+import torch
 sys.addaudithook(forbid)
 
 import asyncio

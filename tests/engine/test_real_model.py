@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import json.decoder
 import math
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
 import pytest
 import torch
-from support import core_of
+from support import Until, core_of
 from transformers import AutoModelForCausalLM
 
 from asyncinfer import Engine
@@ -247,20 +249,34 @@ async def test_chat(engine: Engine) -> None:
 
 
 async def test_the_device_has_no_memory_for_a_step(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # faults 23, 24: with the real runner; a prompt's step and decode steps.
     prompts = [encode(engine, text) for text in PROMPTS]
     options: dict[str, Any] = {"max_tokens": 24, "temperature": 0.7, "top_p": 0.9}
     alone = [(await answers(engine, [prompt], seed=3, **options))[0] for prompt in prompts]
     forward, calls = ReplayExecutor.forward, itertools.count()
+    begun, all_there = threading.Event(), threading.Event()
 
     def cramped(self: ReplayExecutor, *arguments: Any) -> torch.Tensor:
-        if next(calls) in (0, 4, 11):
+        call = next(calls)
+        if call == 0:
+            # Of a request before the others, all of which are there for their first step.
+            begun.set()
+            assert all_there.wait(120)
+        if call in (1, 5, 12):
             raise torch.OutOfMemoryError("planted")
         return forward(self, *arguments)
 
+    async def check() -> None:
+        assert await answers(engine, prompts, seed=3, **options) == alone
+
     monkeypatch.setattr(ReplayExecutor, "forward", cramped)
-    assert await answers(engine, prompts, seed=3, **options) == alone
+    async with anyio.create_task_group() as group:
+        group.start_soon(functools.partial(engine.generate, "first", max_tokens=1))
+        await until(begun.is_set)
+        group.start_soon(check)
+        await until(lambda: engine.stats().waiting == len(prompts))
+        all_there.set()
     assert next(calls) > 24
     assert engine.stats().preemptions > 0

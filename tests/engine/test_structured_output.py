@@ -127,9 +127,9 @@ async def test_length_is_said_and_the_text_is_a_beginning(open_engine: OpenEngin
 
 async def test_an_object_that_is_nested_too_deeply_is_none() -> None:
     """As the arguments of a call are; it was a `RecursionError`."""
-    said = '{"a": ' + "[" * 3000 + "]" * 3000 + "}"
+    said = '{"a": ' + "[" * 10_000 + "]" * 10_000 + "}"
     async with Engine(ScriptedModel([said])) as engine:
-        done = await engine.generate("q", json_object=True, max_tokens=9000)
+        done = await engine.generate("q", json_object=True, max_tokens=30_000)
     assert (done.text, done.finish_reason, done.parsed) == (said, "stop", None)
 
 

@@ -51,7 +51,7 @@ def check(
     assert sum(drafts.rejected) > (0 if method == "grammar" else 20)
     # Chains.
     assert drafts.accepted[2] > 4
-    assert stats.preemptions > 2
+    assert stats.preemptions
     assert stats.cached_tokens > 200
     assert stats.running == stats.waiting == 0
 

@@ -234,7 +234,12 @@ assert os.waitpid(child, 0)[1] == 0
 assert dict(os.environ) == before
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
+        # From Python 3.12 on it warns of every fork of a program with threads.
+        [sys.executable, "-W", "ignore::DeprecationWarning:__main__", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
