@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,6 +29,19 @@ def heed_ctrl_c() -> None:
     """For a child process, before its program starts: who began the tests may ignore Ctrl-C, as
     shells do for what they run in the background, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def children() -> set[str]:
+    """The programs that this thread has started and has not waited for."""
+    return set(Path("/proc/thread-self/children").read_text().split())
+
+
+def computed(task: str) -> float:
+    """Seconds for which a program has computed, or the thread `self/task/ID`. Raises
+    `AssertionError` of one that has ended."""
+    state, *fields = Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()
+    assert state not in "ZX"
+    return int(fields[10]) / os.sysconf("SC_CLK_TCK")
 
 
 class Unstarted:

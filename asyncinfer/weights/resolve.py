@@ -200,8 +200,8 @@ def _local(model: str | Path) -> Path | None:
         if path.is_dir() or path.is_file():
             return path
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"cannot be opened: {error}", file=str(model)) from error
-    raise ModelLoadError("is neither a folder nor a regular file", file=str(model))
+        raise ModelLoadError(f"model {str(model)!r}: cannot be opened: {error}") from error
+    raise ModelLoadError(f"model {str(model)!r} is neither a folder nor a regular file")
 
 
 def _is_small(name: str) -> bool:
@@ -218,11 +218,11 @@ def _parts(model: str) -> tuple[str, str]:
 def _hub_id(model: str | Path) -> str:
     if "://" in str(model):
         raise ModelLoadError(
-            "is an address; of a model on the hub give the id, such as 'org/name'", file=str(model)
+            f"model {model!r} is an address; of a model on the hub give the id, such as 'org/name'"
         )
     if isinstance(model, Path) or not is_hub_id(model):
         what = "file" if is_gguf(model) else "folder"
-        raise ModelLoadError(f"no such {what}, and no hub id either", file=str(model) or "''")
+        raise ModelLoadError(f"model {str(model)!r}: no such {what}, and no hub id either")
     return model
 
 

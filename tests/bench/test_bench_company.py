@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from pathlib import Path
 
 import pytest
+from support import children, computed
 
 from asyncinfer.bench import CompanyOptions, measure_company
 from asyncinfer.bench.company import CompanyRates, CompanyResult
@@ -35,32 +35,25 @@ def test_what_is_kept() -> None:
     assert (program.value, program.target) == (1.0, None)
 
 
-def test_a_thread_is_there_inside_the_block_only() -> None:
-    def names() -> list[str]:
-        return [thread.name for thread in threading.enumerate()]
+def test_a_thread_computes_inside_the_block_only() -> None:
+    def half_busy() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "half busy"]
 
     with half_busy_thread():
-        assert "half busy" in names()
-    assert "half busy" not in names()
+        (thread,) = half_busy()
+        while computed(f"self/task/{thread.native_id}") < 0.1:
+            pass
+    assert not half_busy()
 
 
 def test_a_program_computes_inside_the_block_only() -> None:
-    def children() -> set[str]:
-        return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-
     before = children()
     with half_busy_program():
         (program,) = children() - before
-        # To start takes a few hundredths of a second, and it never ends by itself.
+        # To start takes a few hundredths of a second.
         while computed(program) < 0.2:
             pass
     assert children() == before
-
-
-def computed(program: str) -> float:
-    """Seconds that it has computed for."""
-    fields = Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_record(tmp_path: Path) -> None:

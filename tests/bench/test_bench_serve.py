@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import sys
 from dataclasses import asdict
 from math import inf
@@ -15,6 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 from click.testing import CliRunner
+from support import children
 
 from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench import BenchError, ServeOptions, measure_serve
@@ -352,9 +352,6 @@ def test_a_peer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_busy_programs_compute_and_leave() -> None:
-    def children() -> set[str]:
-        return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-
     before = children()
     with busy_programs(2):
         assert len(children() - before) == 2

@@ -132,7 +132,7 @@ def run(*arguments: str) -> int:
 def test_an_empty_name_is_that_of_no_model(capsys: Capture) -> None:
     """Such as that of a shell's variable that is not set."""
     assert run("generate", "hello", "--model", "") == 1
-    assert "file '': no such folder" in capsys.readouterr().err
+    assert "model '': no such folder" in capsys.readouterr().err
 
 
 def test_pull_prints_where_the_model_lies(

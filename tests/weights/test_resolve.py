@@ -66,13 +66,13 @@ def test_neither_folder_nor_hub_id(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ModelLoadError, match=r"no such folder|cannot be opened"):
+    with pytest.raises(ModelLoadError, match=r"^model .*(no such folder|cannot be opened)"):
         resolve(name)
 
 
 @pytest.mark.parametrize("take", [resolve, resolve_config])
 def test_an_address_is_no_hub_id(take: Any, tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"file https://hub/org/name: is an address; .* id"):
+    with pytest.raises(ModelLoadError, match=r"model 'https://hub/org/name' is an address; .* id"):
         take("https://hub/org/name", offline=True, cache_dir=tmp_path)
 
 
