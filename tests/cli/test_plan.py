@@ -108,7 +108,7 @@ def test_of_a_hub_id_only_the_config_is_fetched(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(str(tmp_path / "missing")) == 1
-    assert capsys.readouterr().err.startswith("Error: file ")
+    assert capsys.readouterr().err.startswith("Error: model ")
 
 
 def test_the_model_that_ships_with_the_package_has_a_name(
