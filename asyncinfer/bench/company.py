@@ -65,8 +65,10 @@ class CompanyRates:
     program: tuple[float, ...]
 
     def kept(self, rates: tuple[float, ...]) -> float:
-        """The median of `rates` over that without company."""
-        return statistics.median(rates) / statistics.median(self.alone)
+        """The median over all repetitions of a rate over that without company: a repetition takes
+        less time than the machine's speed needs to drift."""
+        shares = [rate / alone for rate, alone in zip(rates, self.alone, strict=True)]
+        return statistics.median(shares)
 
 
 @dataclass(frozen=True, slots=True)
