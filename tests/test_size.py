@@ -26,7 +26,7 @@ MOST = {
     "layers": 2_368,
     "models": 10_728,
     "planner": 1_299,
-    "plugins": 1_445,
+    "plugins": 1_450,
     "protocols": 700,
     "quantization": 2_940,
     "remote": 1_773,

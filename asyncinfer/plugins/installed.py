@@ -87,8 +87,7 @@ def _is_first(point: EntryPoint) -> bool:
     that is the first."""
     if point.dist is None or "asyncinfer" not in point.group:
         return True
-    # Without one, `dist.name` warns or raises.
-    name = point.dist.metadata.get("Name")
+    name = _field(point.dist, "Name")
     try:
         return not name or point in tuple(distribution(name).entry_points)
     except PackageNotFoundError:
@@ -104,7 +103,13 @@ def _names_us(dist: Distribution) -> bool:
 
 def _title(dist: Distribution) -> str:
     try:
-        name, version = (dist.metadata.get(key) or "" for key in ("Name", "Version"))
+        name, version = (_field(dist, key) for key in ("Name", "Version"))
     except Exception:
         name = version = ""
     return f"{name or 'a distribution without a name'} {version}".rstrip()
+
+
+def _field(dist: Distribution, name: str) -> str:
+    """A field of a distribution's metadata, "" without it. To index what is missing warns, and will
+    raise."""
+    return dist.metadata[name] or "" if name in dist.metadata else ""
