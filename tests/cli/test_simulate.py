@@ -80,9 +80,10 @@ def test_a_file_of_what_it_did(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_is_told_before_the_work(
     command: list[str], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("simulate.simulate", "doctor.examine_machine", "bench_run.run_bench"):
+    works = "simulate.simulate", "doctor.examine_machine", "bench.run_bench", "bench_pace.run_bench"
+    for work in works:
         # What would work meets something that cannot be called.
-        monkeypatch.setattr(f"asyncinfer.cli.{module}", None)
+        monkeypatch.setattr(f"asyncinfer.cli.{work}", None)
     with pytest.raises(SystemExit) as done:
         main([*command, "--json", str(tmp_path / "no" / "a.json")])
     assert done.value.code == 2
