@@ -18,6 +18,7 @@ from asyncinfer.attention import (
     begin_attention,
     in_chunks,
 )
+from asyncinfer.kernels.threads import one_thread
 from asyncinfer.layers import (
     Angles,
     ForwardPass,
@@ -112,7 +113,7 @@ class Decoder:
         self._chunked = frozenset(self.config.chunked_layers if cut else ())
         apart = self._chunked or self.config.indexed or isinstance(self.predictor, Eagle3Head)
         self._alike = not apart
-        with torch.inference_mode():
+        with torch.inference_mode(), one_thread():
             self._ropes = [
                 RotaryEmbedding(rope, self.config.head_dim, self.device, max_context)
                 for rope in self._rope_configs

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import math
 import mmap
 import os
+import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-__all__ = ["empty", "host_bytes", "is_out_of_memory"]
+__all__ = ["empty", "host_bytes", "in_memory", "is_out_of_memory"]
 
 #: Bytes of a huge page on most processors.
 _HUGE: Final = 2 << 20
 _PROC: Final = Path("/proc")
 _GROUPS: Final = Path("/sys/fs/cgroup")
+#: Linux's `cachestat`, since 6.5, which the C library has no function for: its number, and the
+#: numbers of 64 bits that it takes and gives.
+_CACHESTAT: Final = 451
+_SPAN: Final = ctypes.c_uint64 * 2
+_COUNTS: Final = ctypes.c_uint64 * 5
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -64,6 +73,28 @@ def _group_limits() -> Iterator[int]:
         # Without a limit the file says "max", and the root of a machine has no such file.
         with contextlib.suppress(OSError, ValueError):
             yield int((_GROUPS / each.relative_to("/") / "memory.max").read_text())
+
+
+def in_memory(handle: int) -> bool:
+    """Whether the system holds each page of this file in memory. False where it does not tell."""
+    call = _system_call()
+    if call is None:
+        return False
+    size, counts = os.fstat(handle).st_size, _COUNTS()
+    if call(_CACHESTAT, handle, ctypes.byref(_SPAN(0, size)), ctypes.byref(counts), 0):
+        return False
+    return counts[0] >= -(-size // mmap.PAGESIZE)
+
+
+@functools.cache
+def _system_call() -> Any:
+    """The C library's `syscall`; None on systems whose numbers are others."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        return None
+    found = ctypes.CDLL(None).syscall
+    found.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
+    found.restype = ctypes.c_long
+    return found
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -27,15 +27,17 @@ from asyncinfer.quantization import (
     StackedWeight,
 )
 from asyncinfer.stats import LoadProgress
+from asyncinfer.weights.memory import in_memory
 
 __all__ = ["CopyFault", "MappedCopy", "WeightCopy", "WrittenCopy"]
 
 #: Bytes of a cache line: vectors that cross one are read more slowly.
 _LINE: Final = 64
 #: Bytes that are looked at between two reports: of fewer, one thread alone looks at a byte of each
-#: page. Bytes of a page.
+#: page. Bytes of a page, and those that Linux maps at a time where they are in memory.
 _REPORTED: Final = 512 << 20
 _PAGE: Final = 4096
+_MAPPED: Final = 16 * _PAGE
 #: Room for some hundred thousand weights.
 _MOST_HEADER_BYTES: Final = 64 << 20
 
@@ -125,6 +127,7 @@ class MappedCopy:
         # Private: what a program writes to it by mistake stays in its own memory.
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        self._in_memory = in_memory(file.fileno())
         self._held = {
             name: _whole(
                 [
@@ -140,11 +143,11 @@ class MappedCopy:
 
     def read(self, progress: Callable[[LoadProgress], None] | None) -> None:
         """Have every page in memory, so that no step waits for the disk."""
-        total = len(self._memory)
+        total, apart = len(self._memory), _MAPPED if self._in_memory else _PAGE
         for start in range(0, total, _REPORTED):
             some = self._memory[start : start + _REPORTED]
-            # Any operator on a byte of each page will do; it holds no GIL.
-            some[::_PAGE].max()
+            # Any operator on these bytes will do; it holds no GIL.
+            some[::apart].max()
             if progress is not None:
                 progress(LoadProgress(start + len(some), total, ""))
 

@@ -38,6 +38,7 @@ from asyncinfer.weights import (
     weight_cache,
     weight_copy,
 )
+from asyncinfer.weights.memory import in_memory
 
 pytestmark = pytest.mark.skipif(not onednn_memory.can_place(), reason="torch maps no weights")
 
@@ -139,6 +140,23 @@ def test_a_copy_is_a_file_that_others_read(tmp_path: Path, cache: WeightCache) -
         }
         places = [file.get_tensor(name).data_ptr() for name in file.keys()]  # noqa: SIM118
     assert all(place % 64 == places[0] % 64 for place in places)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_copy_that_is_on_the_disk_is_read(
+    told: bool, tmp_path: Path, cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it, before the first step, whether the system says what it holds in memory or not."""
+    folder = written("llama", tmp_path / "model")
+    expected = logits(loaded(folder, cache))
+    with copies(cache)[0].open("rb") as file:
+        tells = in_memory(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if not told:
+            monkeypatch.setattr(weight_copy, "in_memory", lambda _: False)
+        made = loaded(folder, cache)
+        assert in_memory(file.fileno()) == tells
+    assert all(map(torch.equal, expected, logits(made)))
 
 
 def test_matrices_of_several_formats_in_one_layer(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""`empty`: tensors in huge pages, which are given back."""
+"""`empty`: tensors in huge pages, which are given back. `in_memory`: what the system holds of a
+file."""
 
 from __future__ import annotations
 
 import mmap
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from asyncinfer.weights import memory
-from asyncinfer.weights.memory import empty
+from asyncinfer.weights.memory import empty, in_memory
 
 CPU = torch.device("cpu")
 HUGE = 2 << 20
@@ -97,3 +99,24 @@ def test_a_container_has_less_memory_than_its_machine(
 def test_more_than_there_is() -> None:
     with pytest.raises(MemoryError, match="1125899906842624 bytes"):
         empty((1 << 50,), torch.uint8, CPU)
+
+
+def test_pages_that_the_system_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.write(bytes(3 * HUGE + 5))
+        os.fsync(file.fileno())
+    with path.open("rb", buffering=0) as file:
+        handle = file.fileno()
+        if not in_memory(handle):
+            pytest.skip("this system does not tell")
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        dropped = not in_memory(handle)
+        while file.read(HUGE):
+            pass
+        assert in_memory(handle)
+        for answer in (None, lambda *_: -1):
+            monkeypatch.setattr(memory, "_system_call", lambda found=answer: found)
+            assert not in_memory(handle)
+        if not dropped:
+            pytest.skip("this file system keeps all pages")
