@@ -2,7 +2,7 @@ from asyncinfer.attention.backend import MOST_HEAD_DIM, Attend, begin_attention,
 from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
 from asyncinfer.attention.chunked import in_chunks
 from asyncinfer.attention.contiguous import ContiguousKV
-from asyncinfer.attention.decode import FEW_BESIDE_CODE, SHORT
+from asyncinfer.attention.decode import FEW_BESIDE_CODE, begin_copy
 from asyncinfer.attention.flashinfer import FlashInferAttention, use_flashinfer
 from asyncinfer.attention.formats import PLAIN, KVFormat, kv_format, vector_bytes
 from asyncinfer.attention.gathered import GatheredAttention
@@ -19,7 +19,6 @@ __all__ = [
     "FEW_BESIDE_CODE",
     "MOST_HEAD_DIM",
     "PLAIN",
-    "SHORT",
     "Attend",
     "AttentionBatch",
     "AttentionVariant",
@@ -44,6 +43,7 @@ __all__ = [
     "StateShape",
     "WholeAttention",
     "begin_attention",
+    "begin_copy",
     "compile_native",
     "in_chunks",
     "kv_format",

@@ -17,8 +17,8 @@ __all__ = ["ContiguousKV", "ContiguousKVPool"]
 
 #: Spare capacity of a copy: this share of its tokens, plus this many. A full one is gathered again.
 _SPARE, _SPARE_TOKENS = 1 / 8, 32
-#: The share for a prompt, which grows by a chunk per step.
-_GROWING_SPARE = 1 / 2
+#: The same for a prompt, which grows by a chunk per step.
+_GROWING_SPARE, _GROWING_TOKENS = 1 / 2, 256
 
 
 class ContiguousKV:
@@ -71,7 +71,7 @@ class ContiguousKV:
 
     def added(self, end: int) -> None:
         """The caller has written the tokens of a sequence up to this one, from one on that `holds`
-        said is there."""
+        said is there; or those from this one on are wrong."""
         self._held = {layer: [end] for layer in self._held}
 
     def gathered(
@@ -88,14 +88,22 @@ class ContiguousKV:
             gather: fills the memory of a layer's copy.
         """
         self._held.pop(layer, None)
+        pages = self._laid_out(layer, shape)
+        gather(layer, pages.view(-1))
+        self._held[layer] = ends
+        return pages
+
+    def begin(self, layer: int, shape: Sequence[int]) -> None:
+        """Have a copy of `layer` that holds no token yet. `shape` is that of `gathered`."""
+        self._laid_out(layer, shape)
+        self._held[layer] = [0] * shape[1]
+
+    def _laid_out(self, layer: int, shape: Sequence[int]) -> torch.Tensor:
         pages = self._layers.get(layer)
         if pages is None:
             size = math.prod(shape)
             first = len(self._layers) * size
-            pages = self.memory[first : first + size].view(*shape)
-            self._layers[layer] = pages
-        gather(layer, pages.view(-1))
-        self._held[layer] = ends
+            pages = self._layers[layer] = self.memory[first : first + size].view(*shape)
         return pages
 
     def places(self, positions: torch.Tensor, parts: int, kv_heads: int) -> torch.Tensor:
@@ -157,14 +165,23 @@ class ContiguousKVPool:
         self._copies = kept
         for index, (group, length) in enumerate(zip(groups, lengths, strict=True)):
             if group in self.groups and group not in kept:
-                spare = _SPARE if index < len(groups) - growing else _GROWING_SPARE
-                wanted = length + int(length * spare) + _SPARE_TOKENS
+                grows = index >= len(groups) - growing
+                share, tokens = (
+                    (_GROWING_SPARE, _GROWING_TOKENS) if grows else (_SPARE, _SPARE_TOKENS)
+                )
+                wanted = length + int(length * share) + tokens
                 capacity = -(-wanted // size) * size
                 memory = self._memory(len(group) * capacity * self._token, groups[index + 1 :])
                 if memory is not None:
                     kept[group] = ContiguousKV(capacity, memory)
         self.groups = set(groups)
         return [kept.get(group) for group in groups]
+
+    def begun(self, group: tuple[int, ...], length: int, size: int) -> ContiguousKV | None:
+        """A copy for a group of sequences that grows by many tokens in each pass, also in its first
+        pass; None where the bound does not allow it. All other copies are dropped."""
+        self.groups.add(group)
+        return self.of([group], [length], size, growing=1)[0]
 
     def _memory(self, elements: int, others: Sequence[tuple[int, ...]]) -> torch.Tensor | None:
         """Memory of at least `elements` elements; None if the bound does not allow it even without

@@ -20,9 +20,9 @@ from asyncinfer.attention.products import attend_by_products, has_faster_product
 __all__ = [
     "FEW",
     "FEW_BESIDE_CODE",
-    "SHORT",
     "DecodeGroup",
     "RowsKV",
+    "begin_copy",
     "decode_groups",
     "few_rows",
     "find_copies",
@@ -35,7 +35,7 @@ FEW: Final = 33
 #: sequence is short: with 16 rows of 5 such tokens a group took 0.7 of that code's time at 64
 #: tokens, and 1.1 at 256.
 FEW_BESIDE_CODE: Final = 4
-SHORT: Final = 128
+_SHORT: Final = 128
 #: Queries of padding for each row on average, at most. A row gathered anew, because it is not in
 #: the group of the step before, costs about as many.
 _PADDED_QUERIES = 8
@@ -201,12 +201,13 @@ class DecodeGroup:
 def few_rows(batch: AttentionBatch, *, chunk_code: bool = False) -> list[int]:
     """The rows that decode: those of one query token, and those of few that go on with a sequence,
     as drafts and forced tokens do. `chunk_code`: native code attends with chunks of prompts, which
-    is faster for more than `FEW_BESIDE_CODE` query tokens of all but short sequences."""
+    is faster for more than `FEW_BESIDE_CODE` query tokens of all but short sequences, and for a
+    single row, whose calls can be recorded."""
     longer = range(batch.decode_rows, len(batch.counts))
 
     def is_few(row: int) -> bool:
-        short = not chunk_code or _length(batch, row) < SHORT
-        return batch.counts[row] <= (FEW if short else FEW_BESIDE_CODE)
+        group = not chunk_code or (len(longer) > 1 and _length(batch, row) < _SHORT)
+        return batch.counts[row] <= (FEW if group else FEW_BESIDE_CODE)
 
     few = [row for row in longer if batch.starts[row] and is_few(row)]
     return [*range(batch.decode_rows), *few]
@@ -226,6 +227,26 @@ def find_copies(
         batch.block_size,
         growing=len(chunks),
     )
+
+
+def begin_copy(
+    kv: KVCache, sequence: int, table: torch.Tensor, start: int, end: int
+) -> ContiguousKV | None:
+    """A contiguous copy of a sequence's first `start` tokens in all layers, with room for `end` of
+    them; None without memory. All other copies are dropped. `table` int32 `[n]`: its blocks."""
+    copy = kv.contiguous.begun((sequence,), end, kv.block_size)
+    if copy is None:
+        return None
+    at = torch.arange(copy.capacity // kv.block_size)
+    # Padding must be finite, as in `RowsKV`.
+    blocks = table.long()[torch.where(at * kv.block_size < start, at, 0)]
+    gather = Gather(kv, blocks[None])
+    for layer in sorted(kv.layers):
+        if start:
+            copy.gathered(layer, [start], gather.shape, gather)
+        else:
+            copy.begin(layer, gather.shape)
+    return copy
 
 
 def group_rows(batch: AttentionBatch, rows: Sequence[int]) -> list[list[int]]:

@@ -15,9 +15,9 @@ import torch
 from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import (
     FEW_BESIDE_CODE,
-    SHORT,
     KVCache,
     StateCache,
+    begin_copy,
 )
 from asyncinfer.kernels.native import (
     Arena,
@@ -139,36 +139,46 @@ class ReplayExecutor(EagerExecutor):
 
     def forward(self, arrays: StepArrays) -> torch.Tensor:
         self._computed, self.helps = None, False
-        kind, chunk = self._kind_of(arrays), None
-        if kind is not None and kind.chunk:
-            chunk = self._chunk_of(arrays)
-            kind = kind if chunk is not None else None
+        kind = self._kind_of(arrays)
         if kind is None:
             return super().forward(arrays)
         recorded, tokens = self._recorded.get(kind), len(arrays.positions)
         if recorded is not None and tokens <= recorded.most_tokens:
-            trusted = kind in self._trusted
-            # A chunk of other tokens than the recorded one shows most.
-            if trusted or chunk is None or tokens != recorded.tokens:
-                self._replay(recorded.calls, arrays, chunk)
-                hidden = recorded.hidden[:tokens]
-                if not trusted:
-                    return self._compared(kind, arrays, hidden, recorded.head)
-                if recorded.head is not None:
-                    self._computed = hidden, recorded.head
-                    self._has_plugin = self.sampling.calls_plugins(arrays.draw_slots)
-                return hidden
-        elif tokens <= self._limits.get(kind, tokens):
+            return self._recorded_step(kind, recorded, arrays)
+        if tokens <= self._limits.get(kind, tokens):
             self._steps[kind] += 1
             # In a chunk of as many tokens as rows, a call's count would not tell which it counts.
-            if self._steps[kind] >= _STEPS and (chunk is None or chunk.tokens != chunk.rows):
-                self._recorded[kind] = made = self._made(arrays, chunk)
+            countable = not kind.chunk or arrays.counts[-1] != kind.rows
+            if self._steps[kind] >= _STEPS and countable:
+                self._recorded[kind] = made = self._made(kind, arrays)
                 # A product of fewer rows may have native code. The limit bounds the attempts.
-                self._limits[kind] = tokens // 2 if chunk is not None and made is None else 0
+                self._limits[kind] = tokens // 2 if kind.chunk and made is None else 0
         return super().forward(arrays)
 
+    def _recorded_step(self, kind: _Kind, recorded: _Recorded, arrays: StepArrays) -> torch.Tensor:
+        """The hidden states of a step for whose kind there is a recording."""
+        tokens, trusted = len(arrays.positions), kind in self._trusted
+        # A chunk of other tokens than the recorded one shows most.
+        compares = trusted or not kind.chunk or tokens != recorded.tokens
+        chunk = self._chunk_of(arrays) if kind.chunk and compares else None
+        if kind.chunk and chunk is None:
+            return super().forward(arrays)
+        self._replay(recorded.calls, arrays, chunk)
+        hidden = recorded.hidden[:tokens]
+        if not trusted:
+            return self._compared(kind, arrays, hidden, recorded.head, chunk)
+        if recorded.head is not None:
+            self._computed = hidden, recorded.head
+            self._has_plugin = self.sampling.calls_plugins(arrays.draw_slots)
+        return hidden
+
     def _compared(
-        self, kind: _Kind, arrays: StepArrays, found: torch.Tensor, head: _Head | None
+        self,
+        kind: _Kind,
+        arrays: StepArrays,
+        found: torch.Tensor,
+        head: _Head | None,
+        chunk: PromptChunk | None,
     ) -> torch.Tensor:
         """What the layers give for a step that was replayed. The recording is used from now on if
         it gave the same bits, and otherwise never again."""
@@ -183,6 +193,8 @@ class ReplayExecutor(EagerExecutor):
             self._trusted.add(kind)
         else:
             self._recorded[kind] = None
+            if chunk is not None:
+                chunk.copy.added(chunk.start)
         return hidden
 
     def _are_largest(self, logits: torch.Tensor, values: Floats, tokens: I64) -> bool:
@@ -203,23 +215,29 @@ class ReplayExecutor(EagerExecutor):
         if decodes < rows - 1 or len(self._paged) > 1:
             return None
         # Shorter ones are computed as rows that decode.
-        long = arrays.starts[-1] and int(arrays.seq_lens[-1]) >= SHORT
         some = FEW_BESIDE_CODE < arrays.counts[-1] <= MOST_CHUNK
-        return _Kind(decodes, chunk=True) if long and some else None
+        return _Kind(decodes, chunk=True) if some else None
 
     def _chunk_of(self, arrays: StepArrays) -> PromptChunk | None:
-        """The chunk of a step that has one, if there is a copy of all keys before it."""
+        """The chunk of a step that has one, with a copy of all keys before it; None where there is
+        no memory for the copy."""
         if arrays.sequences is None:
             return None
-        ((_, kv),) = self._paged
-        start, tokens = arrays.starts[-1], arrays.counts[-1]
-        copy = kv.contiguous.kept((arrays.sequences[-1],), start + tokens)
+        ((number, kv),) = self._paged
+        start, tokens, sequence = arrays.starts[-1], arrays.counts[-1], arrays.sequences[-1]
+        copy = kv.contiguous.kept((sequence,), start + tokens)
         if copy is None or not copy.holds(kv.num_layers, start):
+            table = torch.from_numpy(arrays.block_tables[number][-1])
+            copy = begin_copy(kv, sequence, table, start, start + tokens)
+        if copy is None:
             return None
         return PromptChunk(copy, kv, arrays.decode_rows, start, tokens)
 
-    def _made(self, arrays: StepArrays, chunk: PromptChunk | None) -> _Recorded | None:
+    def _made(self, kind: _Kind, arrays: StepArrays) -> _Recorded | None:
         """A recording of the layers; None where there cannot be one."""
+        chunk = self._chunk_of(arrays) if kind.chunk else None
+        if kind.chunk and chunk is None:
+            return None
         if self._inputs is None:
             self._inputs = FixedInputs(self.decoder, self._paged, self._spec)
         self._send(arrays, chunk)

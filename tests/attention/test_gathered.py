@@ -196,21 +196,23 @@ def test_a_block_that_native_code_began_has_no_earlier_numbers() -> None:
 
 
 @pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize(("start", "count"), [(300, 5), (300, 33), (300, 4), (60, 20), (300, 34)])
-def test_few_tokens_of_a_long_sequence_are_a_chunk_where_native_code_takes_those(
-    native: bool, start: int, count: int
+def test_few_tokens_are_a_chunk_where_native_code_takes_those(
+    native: bool, alone: bool, start: int, count: int
 ) -> None:
+    """Of a long sequence, and those of a single row."""
     shape = Shape(heads=12, num_kv_heads=4, head_dim=64)
-    sequences = Sequences(shape, [400, 400], block_size=16, contiguous=True)
+    sequences = Sequences(shape, [400, 400, 400], block_size=16, contiguous=True)
     sequences.native = native
-    sequences.step([(0, (0, start)), (1, (0, 350))])
+    sequences.step([(0, (0, start)), (1, (0, 350)), (2, (0, start))])
     code = prefill_module.native_prefill(torch.device("cpu"), torch.float32, 64, 3, 0.125)
     for step, at in enumerate((start, start + count)):
-        rows = [(1, (350 + step, 1)), (0, (at, count))]
+        rows = [(1, (350 + step, 1)), (0, (at, count)), (2, (at, count))][: 2 if alone else 3]
         attention = sequences.attention(rows)
         got, expected = sequences.attend(attention, rows, 0)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-        taken = native and code is not None and count > 4 and start + count >= 128
+        taken = native and code is not None and count > 4 and (alone or start + count >= 128)
         if not native or count > 4:
             in_group = any(1 in group.kv.rows for group in attention.groups)
             assert in_group == (not taken and count <= 33)

@@ -67,7 +67,9 @@ class PrefillKernel:
             k = k.contiguous()
         values = v if v.stride()[1:] == (head_dim, 1) else v.contiguous()
         shared_above = _SHARED / (tokens * kv_heads)
-        threads = torch.get_num_threads() if keys > shared_above else 1
+        # A recorded call may be replayed for a longer chunk.
+        several = keys > shared_above or is_recording()
+        threads = torch.get_num_threads() if several else 1
         scratch = empty(room_threads(threads) * self._scratch)
         tile = self._tile(tokens, kv_heads, threads)
         tiles = -(-tokens // tile)
