@@ -180,7 +180,9 @@ def test_an_engine_through_hits_forks_preemption_and_wrong_drafts(
         return torch.randint(3, 190, (count,), generator=generator).tolist()
 
     def ask(prompt: list[int], count: int = ANSWER, **options: Any) -> InlineStream:
-        return engine.submit(prompt, max_tokens=count, temperature=0.0, ignore_eos=True, **options)
+        # Scored, since a state that is wrong by a token need not change which token is likeliest.
+        options |= {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
+        return engine.submit(prompt, **options)
 
     def check(prompt: list[int], stream: InlineStream, answers: int = 1) -> list[int]:
         stream.read()
@@ -191,6 +193,7 @@ def test_an_engine_through_hits_forks_preemption_and_wrong_drafts(
         for at, token in enumerate(answer, len(prompt) - 1):
             assert right[at].max() - right[at, token] < TIE, (kind, at)
         scored = [each for chunk in stream.chunks if not chunk.index for each in chunk.logprobs]
+        assert len(scored) == len(answer)
         for at, each in enumerate(scored, len(prompt) - 1):
             chance = right[at].log_softmax(-1)[each.token_id].item()
             assert each.logprob == pytest.approx(chance, abs=1e-4)
@@ -200,7 +203,7 @@ def test_an_engine_through_hits_forks_preemption_and_wrong_drafts(
 
     # Alone, computed in chunks.
     prompt = tokens(45)
-    first = ask(prompt, logprobs=0)
+    first = ask(prompt)
     engine.run()
     answer = check(prompt, first)
     assert len(set(answer)) > 3
