@@ -119,3 +119,20 @@ def test_paused_and_resumed_while_it_leaves(make: Make, greedy: Greedy) -> None:
     assert b.sequence.state is SequenceState.PAUSED
     sim.drain()
     assert len(b.tokens) == 12
+
+
+def test_an_answer_does_not_wait_for_a_sibling_that_is_paused_while_it_leaves(
+    make: Make, greedy: Greedy
+) -> None:
+    sim = make(budget=4, depth=2)
+    first, second = sim.submit(range(1, 11), greedy(3, n=2))
+    sim.schedule()
+    sim.scheduler.states.preempt(first.sequence)
+    assert first.sequence.state is SequenceState.LEAVING
+    assert not sim.schedule()
+    assert second.sequence.following is first.sequence
+    sim.pause(first)
+    sim.run_until(lambda: second.ended is not None)
+    assert first.sequence.state is SequenceState.PAUSED
+    sim.drain()
+    assert len(first.tokens) == 3
