@@ -119,6 +119,8 @@ def test_with_stop_strings_the_first_of_both_ends_the_text() -> None:
     assert pushed(both(), ["one x", "12 END"]) == ("one ", "x12")
     assert pushed(both(), ["one x", "9"]) == ("one ", "x9")
     assert pushed(both(), ["one x1", " E"]) == ("one x1 E", None)
+    # What the other one held back is text before the stop.
+    assert pushed(both(), ["one x1", "END"]) == ("one x1", "END")
 
 
 @pytest.mark.parametrize("pattern", ["(", "a*", "[b-a]", "(a?){0,60}", "^a", "a$", r"b|a\z"])
