@@ -6,8 +6,11 @@ import gc
 import weakref
 from collections.abc import Callable
 
+from asyncinfer.cache import KVGroupSpec
+from asyncinfer.cache.state_pages import STATE_WINDOW
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Step
+from asyncinfer.scheduler import RunnerSpec, Sequence, Step
+from asyncinfer.scheduler.slot_allocator import SlotAllocator
 from asyncinfer.testing.simulation import Simulation, Track
 
 Make = Callable[..., Simulation]
@@ -80,3 +83,42 @@ def test_one_whose_row_failed_after_there_had_been_no_room(make: Make, greedy: G
     del track
     gc.collect()
     assert owner() is None
+
+
+def test_what_the_runner_was_not_told_yet_of_a_slot_that_is_left() -> None:
+    """Its next sequence may join in the step that would tell it."""
+    spec = RunnerSpec(
+        groups=(KVGroupSpec(8), KVGroupSpec(8, STATE_WINDOW, state=True)),
+        block_size=4,
+        max_slots=2,
+        max_context=32,
+        vocab_size=100,
+        max_step_tokens=8,
+    )
+    slots = SlotAllocator(spec, None)
+    params = SamplingParams()
+    one, other = (
+        Sequence(id, [1, 2, 3], params, max_total=32, seed=0, arrival=0.0) for id in range(2)
+    )
+    for sequence in (one, other):
+        slots.allocate(sequence, ())
+        slots.grow(sequence, 1)
+        slots.grow_each([sequence])
+        sequence.committed = sequence.computed = 3
+        slots.force(sequence, [2, 3])
+        slots.rewind(sequence)
+    left, stays = one.slot, other.slot
+    slots.vacate(one)
+    assert one.committed == one.computed == 0
+    step = Step(0)
+    slots.flush(step)
+    assert step.leaves == [left]
+    assert [(forced.slot, forced.start) for forced in step.forced] == [(stays, 1)]
+    for changes in step.groups:
+        assert {slot for slot, _, _ in changes.grown} == {stays}
+    assert [changes.rewound for changes in step.groups] == [[], [(stays, 3)]]
+    # A rewound state alone is told as well.
+    slots.rewind(other)
+    step = Step(1)
+    slots.flush(step)
+    assert [changes.rewound for changes in step.groups] == [[], [(stays, 3)]]
