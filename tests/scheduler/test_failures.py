@@ -68,3 +68,20 @@ def test_followers_and_forks_of_a_failed_request_go_on(make: Make, greedy: Greed
     sim.drain()
     assert failed.ended == "failed"
     assert [track.ended for track in [*forks, follower]] == ["length"] * 3
+
+
+def test_nobody_forks_from_a_failed_request_whose_pages_a_step_still_uses(
+    make: Make, greedy: Greedy
+) -> None:
+    sim = make(failing=fail_slot(0, 0), depth=2, cached=False)
+    failed, fork = sim.submit(range(1, 9), greedy(2, n=2))
+    sim.schedule()
+    sim.schedule()
+    sim.update()
+    assert failed.ended == "failed"
+    assert failed.sequence.slot >= 0
+    sim.schedule()
+    assert fork.sequence.slot >= 0
+    assert sim.scheduler.counters.forks == 0
+    sim.drain()
+    assert fork.ended == "length"
