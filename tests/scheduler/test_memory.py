@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Step
+from asyncinfer.scheduler import SequenceState, Step
 from asyncinfer.testing.simulation import Simulation
 
 Make = Callable[..., Simulation]
@@ -168,3 +168,17 @@ def test_a_prompt_goes_on_beside_more_answers_than_a_small_step_holds(
     prompt = sim.submit(list(range(1, 41)), greedy(1))[0]
     sim.run_until(lambda: prompt.ended is not None)
     assert not any(track.ended for track in answers)
+
+
+def test_who_was_to_be_told_tokens_in_a_step_without_room_joins_anew(
+    make: Make, greedy: Greedy
+) -> None:
+    sim = make()
+    told, other = sim.submit([1, 2, 3], greedy(8))[0], sim.submit([4, 5], greedy(8))[0]
+    sim.step()
+    sim.scheduler.states.slots.force(told.sequence, told.tokens)
+    step = sim.scheduler.schedule(0.0)
+    assert step is not None
+    assert not sim.scheduler.retract(step, 0.0)
+    assert told.sequence.state is SequenceState.WAITING
+    assert (told.sequence.preemptions, other.sequence.preemptions) == (1, 0)
