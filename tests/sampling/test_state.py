@@ -12,6 +12,7 @@ from sampling import reference
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asyncinfer.params import SamplingParams
+from asyncinfer.scheduler import Join
 
 VOCAB = 97
 NUMBERS = np.random.default_rng(11)
@@ -275,3 +276,20 @@ def test_seeds_of_64_bits_and_negative_ones(bench: Any) -> None:
     assert drawn[2] == drawn[3]
     probs = reference.probabilities(LOGITS[0].tolist(), SamplingParams())
     assert drawn[0] == reference.draw(probs, -1, 1)
+
+
+@pytest.mark.parametrize("before", [{"candidates": 3}, {"logprob_token_ids": [4, 5]}])
+def test_alternatives_of_a_slot_are_not_those_that_its_last_request_asked_for(
+    bench: Any, before: dict[str, Any]
+) -> None:
+    sampling = bench(VOCAB, 2)
+    candidates = before.get("candidates", 0)
+    params = SamplingParams(**{k: v for k, v in before.items() if k != "candidates"})
+    for slot in range(2):
+        sampling.state.join(slot, Join(slot, [0], 1, [], params, 0, candidates=candidates))
+    sampling.put(1, logprobs=3, logit_bias={7: 50.0})
+    sampled = sampling.state.sample(
+        torch.from_numpy(LOGITS[:2]).clone(), np.arange(2), np.ones(2, int)
+    )
+    likeliest = torch.from_numpy(LOGITS[1]).topk(3).indices.tolist()
+    assert sampled.scores[3][1, :3].tolist() == likeliest
