@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncinfer import DeadlineExceeded, Overloaded, SamplingParams
+from asyncinfer import DeadlineExceeded, EngineClosed, EngineDead, Overloaded, SamplingParams
 from asyncinfer.chunk import Usage
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.event_loops import current_bridge
@@ -144,3 +144,11 @@ async def test_usage_counts_no_token_that_came_after_the_end() -> None:
     assert buffer.outcome is not None
     assert buffer.outcome.usage == Usage(prompt_tokens=5, completion_tokens=1)
     assert [content[0] for content in buffer.chunks] == ["a"]
+
+
+async def test_later_calls_hear_of_the_first_end_of_the_engine() -> None:
+    world = World(max_bytes=1000)
+    world.admission.close(lambda: EngineDead("it broke"))
+    world.admission.close(lambda: EngineClosed("it was closed"))
+    with pytest.raises(EngineDead):
+        world.admission.enter(world.request(held_bytes=1))
