@@ -118,6 +118,26 @@ def test_a_slot_holds_memory_for_one_dtype(
     assert pool.layers[torch.float32]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_slot_holds_nothing_of_its_last_adapter(pool: AdapterPool, dtype: torch.dtype) -> None:
+    """One of a larger rank, which changes more layers."""
+
+    def tensors(*arguments: Any) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(dtype) for name, tensor in random_tensors(*arguments).items()}
+
+    small = tensors(1, 2, ("mlp.down_proj",))
+    stays, first = load(pool, small, CONFIG), load(pool, tensors(0, 8), CONFIG)
+    pool.release(first)
+    second = load(pool, small, CONFIG)
+    assert second.slot == first.slot
+    (layers,) = pool.layers.values()
+    for weights in layers.values():
+        assert weights.host_ranks[second.slot] == weights.ranks[second.slot]
+        assert weights.host_ranks[second.slot] == weights.host_ranks[stays.slot]
+        assert torch.equal(weights.down[second.slot], weights.down[stays.slot])
+        assert torch.equal(weights.up[second.slot], weights.up[stays.slot])
+
+
 @pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="no madvise")
 def test_what_is_forgotten_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole pages of it, and none beside it."""
