@@ -70,8 +70,7 @@ class BadWords:
         self._asked = None
 
     def drop(self, slot: int) -> None:
-        if self._words.pop(slot, None) is not None:
-            self._asked = None
+        self._words.pop(slot, None)
 
     def bar(
         self, logits: torch.Tensor, slots: I64, rows: I64, prompt_lens: I64, positions: I64
