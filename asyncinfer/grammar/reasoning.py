@@ -96,8 +96,6 @@ class Reasoning:
             self._count = max(self._count, _OPENS_WITHIN)
         elif opened >= 0 and self._left is None:
             self._left = self._budget
-        if opened >= 0 or closed >= 0:
-            self._tail = self._tail[max(opened, closed) + 1 :]
         self._tail = self._tail[-max(len(self._opening), len(self._closing), 4) :]
 
     def _closes(self) -> bool:
