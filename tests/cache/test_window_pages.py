@@ -86,6 +86,22 @@ def test_pages_that_nobody_sees_stay_for_hits_until_their_room_is_needed() -> No
     assert windows.available == 0
 
 
+def test_pages_that_were_asked_for_again_outlive_those_that_were_passed() -> None:
+    blocks, windows = manager(pages=8)
+    a = sequence(1, blocks)
+    compute(blocks, a)
+    table = list(a.tables[0].pages)
+    blocks.close(a)
+    b = sequence(2, blocks, [*TOKENS[:6], 90, 91])
+    blocks.open(b, blocks.match(b, 7))
+    blocks.grow(b, 2)
+    # It leaves the pages behind that it was given.
+    blocks.trim(b, 10)
+    assert {windows.keeper[page] for page in windows.passed} == {table[0], table[3]}
+    blocks.grow(b, 2)
+    assert set(windows.kept) == {table[1], table[2], table[4], table[5]}
+
+
 def test_a_hit_ends_where_its_window_is_whole() -> None:
     blocks, windows = manager(pages=8)
     a = sequence(1, blocks)
@@ -116,6 +132,7 @@ def test_a_page_computed_again_is_kept_for_the_block_that_lost_its_own() -> None
     compute(blocks, b)
     assert not set(b.tables[0].pages) & set(table), "it had to compute everything again"
     assert sorted(windows.kept) == sorted(table)
+    assert not windows.passed, "all of it was asked for again"
     blocks.close(b)
     assert len(blocks.match(sequence(3, blocks), 12)) == 6
 
