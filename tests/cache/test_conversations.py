@@ -120,6 +120,19 @@ def test_after_its_time_a_conversation_is_over_until_it_goes_on() -> None:
     check_conversations(harness.cache)
 
 
+def test_the_earliest_end_of_a_conversation_is_looked_for() -> None:
+    harness = CacheHarness(16, LRU(), block_size=1)
+    talks = harness.cache.conversations
+    for name, ttl in (("short", 5.0), ("long", 50.0)):
+        request = harness.request(range(4), conversation=name)
+        assert request.conversation is not None
+        request.conversation.ttl = ttl
+        harness.serve(request, 1.0)
+    assert talks.due == 6.0
+    talks.expire(6.0)
+    assert talks.due == 51.0
+
+
 def test_a_fork_holds_what_its_origin_held(harness: CacheHarness) -> None:
     request = harness.request(range(6), conversation="one")
     made = harness.request(range(6), conversation="two")
