@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import SequenceState, Step
+from asyncinfer.scheduler import Sequence, SequenceState, Step
 from asyncinfer.testing.simulation import Simulation
 
 Make = Callable[..., Simulation]
@@ -182,3 +182,14 @@ def test_who_was_to_be_told_tokens_in_a_step_without_room_joins_anew(
     assert not sim.scheduler.retract(step, 0.0)
     assert told.sequence.state is SequenceState.WAITING
     assert (told.sequence.preemptions, other.sequence.preemptions) == (1, 0)
+
+
+def test_a_draft_in_a_step_that_is_taken_back_was_never_computed() -> None:
+    prompt, params = [1, 2, 3], SamplingParams()
+    sequence = Sequence(0, prompt, params, max_total=32, seed=0, arrival=0.0)
+    before = sequence.computed, sequence.draws_left, sequence.drafted
+    step = Step(0)
+    step.add_chunk(sequence, 3, (4, 5))
+    assert (sequence.computed, sequence.draws_left, sequence.drafted) == (5, 26, 2)
+    step.take_back()
+    assert (sequence.computed, sequence.draws_left, sequence.drafted) == before
