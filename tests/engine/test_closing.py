@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 from typing import Any
 
 import anyio
@@ -269,6 +270,21 @@ def test_one_worker_is_enough() -> None:
     pool.give(done.set, prompt_workers.HUGE)
     assert done.wait(120)
     pool.close()
+
+
+def test_a_prompt_that_a_close_overtakes_is_refused() -> None:
+    class Late(Threads):
+        """A worker that finds nothing to do before the prompt is queued."""
+
+        def start(self, worker: Worker) -> Handle:
+            pool.close()
+            return threading.Thread()
+
+    pool = prompt_workers.PromptWorkers(Late())
+    task = partial(print, "not run")
+    with pytest.raises(EngineClosed):
+        pool.give(task, 1)
+    assert not pool.drop(task)
 
 
 def test_leaving_the_interpreter_while_it_loads() -> None:
