@@ -152,3 +152,19 @@ async def test_later_calls_hear_of_the_first_end_of_the_engine() -> None:
     world.admission.close(lambda: EngineClosed("it was closed"))
     with pytest.raises(EngineDead):
         world.admission.enter(world.request(held_bytes=1))
+
+
+async def test_a_second_close_is_no_more_patient_than_the_first() -> None:
+    world = World()
+    for until in (5.0, 3.0, 9.0):
+        world.admission.drain(until)
+    assert world.admission.drain_until == 3.0
+
+
+async def test_a_request_that_no_thread_could_prepare_counts_as_refused() -> None:
+    world = World()
+    request = world.request(held_bytes=1)
+    world.admission.enter(request)
+    for _ in range(2):
+        world.admission.overloaded(request, Overloaded("no thread"))
+    assert (world.admission.refused, world.admission.held) == (1, 0)
