@@ -282,6 +282,18 @@ def test_copies_go_their_own_ways(compiler: GrammarCompiler) -> None:
     assert allowed_ids(masks[1], VOCAB).tolist() == [ord("a"), ord("b")]
 
 
+def test_a_copy_is_measured_from_where_it_was_copied(compiler: GrammarCompiler) -> None:
+    made = matcher(compiler, "regex", "a+")
+    for _ in range(200):
+        made.accept(ord("a"), 0)
+    assert made.grown() > 0
+    copy = made.copy()
+    assert (copy.tokens, copy.size) == (200, made.size)
+    # The next measurement comes when the tokens are a quarter more.
+    copy.accept(ord("a"), 0)
+    assert copy.grown() == 0
+
+
 def test_a_token_that_does_not_fit_fails_once_and_for_all(compiler: GrammarCompiler) -> None:
     made = matcher(compiler, "regex", "a+")
     for token in (ord("b"), 257, ord("a")):
