@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 from support import OpenEngine, Until, fake_runner, oracle, places
 
 from asyncinfer import Completion, EngineClosed, SamplingParams
+from asyncinfer.engine.frontend import Frontend
+from asyncinfer.engine.intake import Intake
+from asyncinfer.engine.request import Request
 from asyncinfer.testing import FakeModel, StepGate
 
 pytestmark = pytest.mark.anyio
@@ -183,3 +188,26 @@ async def test_a_prefix_is_computed_once(open_engine: OpenEngine) -> None:
     assert warm.usage.cached_tokens == 96
     assert other.usage.cached_tokens == 0
     assert cold.token_ids == warm.token_ids == other.token_ids
+
+
+async def test_a_deadline_counts_from_a_start_that_was_cancelled(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted: list[Request] = []
+    admit = Frontend.admit
+
+    def noting(frontend: Frontend, *arguments: Any) -> Request:
+        admitted.append(admit(frontend, *arguments))
+        return admitted[-1]
+
+    monkeypatch.setattr(Frontend, "admit", noting)
+    # A thread prepares it, so that its start can be cancelled.
+    monkeypatch.setattr(Intake, "_at_hand", lambda *_: False)
+    async with open_engine() as engine:
+        stream = engine.stream("hello", max_tokens=1, deadline=600.0)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anext(stream)
+        await stream
+    first, second = admitted
+    assert (first.submitted, first.deadline) == (second.submitted, second.deadline)
