@@ -168,3 +168,23 @@ async def test_a_request_that_no_thread_could_prepare_counts_as_refused() -> Non
     for _ in range(2):
         world.admission.overloaded(request, Overloaded("no thread"))
     assert (world.admission.refused, world.admission.held) == (1, 0)
+
+
+async def test_a_request_that_ends_in_the_inbox_is_pending_no_more() -> None:
+    world = World()
+    request = world.request(held_bytes=1)
+    world.admission.enter(request)
+    assert world.admission.advance(request, Phase.QUEUED)
+    world.admission.end(request, End.ABORTED, None)
+    world.admission.leave(request)
+    assert (world.admission.pending, world.admission.held) == (0, 0)
+
+
+async def test_several_tasks_wait_for_one_end() -> None:
+    buffer = StreamBuffer(current_bridge({}))
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(buffer.wait_for_end)
+            await anyio.wait_all_tasks_blocked()
+            buffer.tell(Outcome(None))
