@@ -107,3 +107,18 @@ async def test_few_prompts_are_read_at_once(
         await until(lambda: works.began >= MOST_OFFLOADED)
         works.goes_on.set()
     assert works.most <= MOST_OFFLOADED
+
+
+async def test_a_thread_that_cannot_be_started_makes_room_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def failing(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(anyio.to_thread, "run_sync", failing)
+        for _ in range(MOST_OFFLOADED):
+            with pytest.raises(RuntimeError, match="can't start"):
+                await offload(dict)
+    with anyio.fail_after(120):
+        assert await offload(dict) == {}
