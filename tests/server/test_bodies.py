@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import re
 import threading
 from json import decoder
@@ -240,3 +241,17 @@ async def test_a_body_is_gone_with_its_answer(
         finally:
             gc.enable()
     assert answers[0]["status"] == status
+
+
+async def test_a_body_that_has_arrived_is_parsed_however_long_that_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[float] = []
+
+    async def noting(size: int, work: Any, argument: Any) -> Any:
+        limits.append(anyio.current_effective_deadline())
+        return work(argument)
+
+    monkeypatch.setattr(body_module, "offload_large", noting)
+    assert await Bodies(100).read(sending(b"{}"), 60.0) == ({}, 2)
+    assert limits == [math.inf]
