@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from compressed_tensors.utils import match_targets
 from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
@@ -287,6 +289,29 @@ def test_formats_by_module() -> None:
     assert two.format("model.layers.0.self_attn.q_proj") == IntMatrix(4, 32)
     assert two.format("model.layers.0.mlp.up_proj") == Fp8Matrix()
     assert two.format("model.embed_tokens") is None
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_the_most_particular_target_of_compressed_tensors_decides(turn: int) -> None:
+    """As its own library looks for one: else zero points that a matrix has would be left aside."""
+    wide, skewed = {**GROUPS, "group_size": 64}, {**GROUPS, "symmetric": False}
+    made = (
+        (["Linear"], GROUPS, IntMatrix(4, 32)),
+        (["re:.*down_proj"], skewed, IntMatrix(4, 32, symmetric=False)),
+        (["re:.*[du].*_proj"], wide, IntMatrix(4, 64)),
+        (["model.layers.1.mlp.down_proj"], {**GROUPS, "num_bits": 8}, IntMatrix(8, 32)),
+    )
+    several = (*made[turn:], *made[:turn])
+    config = {**PACKED, "config_groups": {}}
+    for number, (targets, args, _) in enumerate(several):
+        config["config_groups"][f"group_{number}"] = {"targets": targets, "weights": args}
+    found = read(config)
+    assert found is not None
+    linear, of = torch.nn.Linear(1, 1), {targets[0]: right for targets, _, right in several}
+    for layer in range(2):
+        for part in ("mlp.down_proj", "mlp.up_proj", "self_attn.o_proj"):
+            module = f"model.layers.{layer}.{part}"
+            assert found.format(module) == of[match_targets(module, linear, list(of))[0]]
 
 
 @fuzz(400)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import groupby
 from typing import Final
 
 from asyncinfer.models.quantised.keys import (
@@ -33,6 +35,9 @@ _BYTES: Final = ("int-quantized", "naive-quantized")
 _FLOAT4: Final = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
 _FORMATS: Final = (*_FLOAT8, _MXFP8, "int-quantized", "pack-quantized", *_FLOAT4)
 _STRATEGIES: Final = ("tensor", "channel", "group", "block", "tensor_group")
+#: The target that names all linear layers by their class.
+_ALL: Final = "Linear"
+_EXPRESSION: Final = "re:"
 
 
 def compressed_tensors(config: JsonReader) -> Scheme:
@@ -49,7 +54,7 @@ def compressed_tensors(config: JsonReader) -> Scheme:
     if groups is None:
         raise config.refuse("config_groups", "is required")
     check_few(config, "config_groups", groups)
-    formats: list[tuple[Modules | None, MatrixFormat]] = []
+    targets: dict[str, MatrixFormat] = {}
     for name in groups.values:
         group = groups.object(name)
         # A group may be of activations only.
@@ -58,19 +63,44 @@ def compressed_tensors(config: JsonReader) -> Scheme:
             continue
         format = _format(config, group, weights)
         if format is not None:
-            formats.append((_targets(group), format))
-    if not formats:
+            # A group without targets is of no module, but it may be the only one.
+            targets |= dict.fromkeys(_targets(group) or [""], format)
+    if not targets:
         raise config.refuse("config_groups", "none of them quantises weights")
-    if len(formats) == 1:
+    formats = _by_precedence(config, targets)
+    if len(set(targets.values())) == 1:
         # The targets may use another implementation's names; the tensors say what is quantised.
         formats.append((None, formats[0][1]))
     return Scheme("compressed-tensors", tuple(formats), read_modules(config, "ignore"))
 
 
-def _targets(group: JsonReader) -> Modules | None:
+def _targets(group: JsonReader) -> list[str]:
     names = read_names(group, "targets")
-    # "Linear" is the class of all linear layers.
-    return None if "Linear" in names else modules_of(group, "targets", names)
+    # Raises for an expression that is no good, and names the group.
+    modules_of(group, "targets", names)
+    return names
+
+
+def _by_precedence(
+    config: JsonReader, targets: Mapping[str, MatrixFormat]
+) -> list[tuple[Modules | None, MatrixFormat]]:
+    """The formats in the order in which compressed-tensors looks for a module's: by its name, by
+    expressions in their alphabetical order, and by its class, whichever group comes first."""
+    # All expressions together are as many as one list may have.
+    modules_of(config, "config_groups", targets)
+    named: dict[MatrixFormat, list[str]] = {}
+    for target, format in targets.items():
+        if target != _ALL and not target.startswith(_EXPRESSION):
+            named.setdefault(format, []).append(target)
+    runs = list(named.items())
+    expressions = sorted(target for target in targets if target.startswith(_EXPRESSION))
+    runs += ((format, list(run)) for format, run in groupby(expressions, targets.__getitem__))
+    found: list[tuple[Modules | None, MatrixFormat]] = [
+        (modules_of(config, "config_groups", names), format) for format, names in runs
+    ]
+    if _ALL in targets:
+        found.append((None, targets[_ALL]))
+    return found
 
 
 def _format(config: JsonReader, group: JsonReader, weights: JsonReader) -> MatrixFormat | None:
