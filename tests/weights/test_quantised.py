@@ -32,8 +32,8 @@ TABLE = {"up": Packed((Piece("m.gate.weight", SHAPE), Piece("m.up.weight", SHAPE
 #: order native code does not take.
 LAID = KEPT - {"awq of 8 bits", "hqq", "hqq of 8 bits"}
 #: What may be left out, and what nobody reads.
-OPTIONAL = (".g_idx", ".shape", ".nbits", ".axis", ".encoded_state_dict", ".input_scale")
-UNREAD = (".nbits", ".axis", ".encoded_state_dict", ".input_scale", ".weight_format")
+UNREAD = (".nbits", ".axis", ".encoded_state_dict", ".input_scale")
+OPTIONAL = (".g_idx", ".shape", ".weight_format", *UNREAD)
 
 
 def scheme(config: dict[str, Any]) -> Scheme:
@@ -271,6 +271,7 @@ def test_what_is_left_over(tmp_path: Path) -> None:
         ("int4 in groups, reordered", ".weight_g_idx", torch.full((32,), 7, dtype=torch.int32)),
         ("int4 in groups", ".weight_shape", torch.tensor([32, 64])),
         ("hqq", ".shape", torch.tensor([32, 64])),
+        ("bitsandbytes int8", ".weight_format", torch.tensor(2, dtype=torch.uint8)),
         ("nf4, double", ".weight.nested_absmax", torch.ones(2)),
         ("nf4, double", ".weight.absmax", torch.ones(64, dtype=torch.uint8)),
     ],

@@ -165,11 +165,11 @@ class RowInt8Matrix(MatrixFormat):
         return (
             Part((".weight",), (shape,), ("I8",)),
             Part((".SCB",), ((shape[0],),), FLOATS),
-            Part((".weight_format",), (), ("U8", "I8"), optional=True, unread=True),
+            Part((".weight_format",), ((), (1,)), ("U8", "I8"), optional=True),
         )
 
     def rows(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Rows:
-        numbers, scales = parts[".weight"], parts[".SCB"].float().div(127)[:, None]
+        numbers, scales = parts[".weight"], self._scales(parts)
         return lambda first, end: numbers[first:end].float().mul_(scales[first:end])
 
     def keeps(self, shape: tuple[int, ...]) -> bool:
@@ -183,4 +183,12 @@ class RowInt8Matrix(MatrixFormat):
         return StoredNumbers(".weight", "int8")
 
     def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
-        return GroupEnds(parts[".SCB"].float().div(127)[:, None])
+        return GroupEnds(self._scales(parts))
+
+    def _scales(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The scale of each output, `[out, 1]`."""
+        format = parts.get(".weight_format")
+        if format is not None and format.any():
+            # Older releases saved a model that had computed in the order of a GPU's products.
+            raise BadPart(".weight_format", f"is {int(format)}: must be 0, which stands for rows")
+        return parts[".SCB"].float().div(127)[:, None]
