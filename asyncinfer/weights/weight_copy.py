@@ -1,12 +1,14 @@
 """Copies of a model's weights in the layout in which a CPU's layers hold them.
 
 A copy is a safetensors file whose tensors are bytes: one for each part of a weight, padded to whole
-cache lines. Its metadata say what the bytes are, and everything that they depend on.
+cache lines. Its metadata say what the bytes are, and everything that they depend on. The header has
+a digest of its own, since torch reads anywhere in memory by a layout that a disk has damaged.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import mmap
 import os
@@ -88,7 +90,9 @@ class WrittenCopy:
                 }
                 end += size
                 about[name].append(_described(part))
-        header["__metadata__"] = {"key": json.dumps(self.key), "weights": json.dumps(about)}
+        metadata = {"key": json.dumps(self.key), "weights": json.dumps(about)}
+        header["__metadata__"] = metadata
+        metadata["digest"] = _digest(header)
         text = json.dumps(header).encode()
         text += b" " * (_padded(8 + len(text)) - 8 - len(text))
         file.write(len(text).to_bytes(8, "little") + text)
@@ -111,6 +115,9 @@ class MappedCopy:
             raise CopyFault(f"a header of {length} bytes")
         try:
             header = json.loads(file.read(length))
+            digest = header["__metadata__"].pop("digest")
+            if digest != _digest(header):
+                raise CopyFault("its header was damaged")
             metadata = header.pop("__metadata__")
             found, weights = json.loads(metadata["key"]), json.loads(metadata["weights"])
             spans = {
@@ -218,6 +225,11 @@ def _nbytes(part: _Part) -> int:
         assert place is not None
         return place[1]
     return part.nbytes
+
+
+def _digest(header: Mapping[str, Any]) -> str:
+    """Of a header without its digest."""
+    return hashlib.sha256(json.dumps(header).encode()).hexdigest()
 
 
 def _padded(size: int) -> int:

@@ -246,6 +246,13 @@ def with_long_header(copy: Path) -> None:
     copy.write_bytes(bytes([255] * 8) + bytes(100))
 
 
+def damaged(copy: Path) -> None:
+    """In the header alone, whose layouts say where in memory a product reads."""
+    content, of = copy.read_bytes(), rb"\"dtype\": \"float32\""
+    assert of in content
+    copy.write_bytes(content.replace(of, rb"\"dtype\": \"int32\"  ", 1))
+
+
 def of_others(copy: Path) -> None:
     copy.chmod(0o666)
 
@@ -256,7 +263,7 @@ def linked(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", [cut, emptied, without_header, with_long_header, of_others, linked]
+    "spoil", [cut, emptied, without_header, with_long_header, damaged, of_others, linked]
 )
 def test_what_is_no_copy_is_written_again(
     spoil: Callable[[Path], None], tmp_path: Path, cache: WeightCache
