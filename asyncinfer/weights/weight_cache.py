@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,6 +23,8 @@ _SUFFIX: Final = ".safetensors"
 _HALF_WRITTEN: Final = ".new"
 #: Seconds after its use within which a copy is not removed for another one.
 _IN_USE: Final = 600
+#: How often a file is begun that other processes remove.
+_ATTEMPTS: Final = 8
 #: Bits of a file's mode that let others write to it.
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -64,8 +65,8 @@ class WeightCache:
         return copy
 
     def keep(self, copy: WrittenCopy) -> str | None:
-        """Write a copy, and remove those that were used longest ago, if all then have too many
-        bytes. Returns why nothing was written."""
+        """Write a copy, unless another process is writing it, and remove those that were used
+        longest ago, if all then have too many bytes. Returns why nothing was written."""
         if (fault := _fault()) is not None:
             return fault
         if copy.nbytes > self.most_bytes:
@@ -73,23 +74,29 @@ class WeightCache:
         path = self._path(copy.key)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not self._prune(path.parent, self.most_bytes - copy.nbytes):
+            if not self._prune(path, self.most_bytes - copy.nbytes):
                 return (
                     f"weight_cache_bytes={self.most_bytes} has no room for its {copy.nbytes} bytes "
                     f"beside copies that were used within {_IN_USE // 60} minutes"
                 )
-            handle, name = tempfile.mkstemp(dir=path.parent, suffix=_HALF_WRITTEN)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    _locked(handle)
+            begun = path.with_suffix(_HALF_WRITTEN)
+            handle = _begin(begun)
+            if handle is None:
+                return None
+            # Its lock ends with the block, when it has its name: others remove what nobody locks.
+            with os.fdopen(handle, "wb") as file:
+                try:
+                    # Others see at once how much room it is going to take.
+                    os.ftruncate(handle, copy.nbytes)
                     copy.write(file)
                     file.flush()
                     # Else a machine that stops could leave a file without its content.
-                    os.fsync(file.fileno())
-                os.replace(name, path)
-            except BaseException:
-                os.unlink(name)
-                raise
+                    os.fsync(handle)
+                    os.replace(begun, path)
+                except BaseException:
+                    with suppress(OSError):
+                        os.unlink(begun)
+                    raise
         except OSError as error:
             return f"{path.parent}: {error.strerror or error}"
         except RuntimeError as error:
@@ -99,21 +106,23 @@ class WeightCache:
     def _path(self, key: Mapping[str, str]) -> Path:
         return kept_path("weights", key, self.folder).with_suffix(_SUFFIX)
 
-    def _prune(self, folder: Path, most: int) -> bool:
-        """Remove what was used longest ago, until copies of at most so many bytes are left, and
-        files that nobody finished. False: those in use have more. A model and its draft would
-        else take each other's place at each start."""
+    def _prune(self, new: Path, most: int) -> bool:
+        """Remove what was used longest ago, until copies of at most so many bytes are left beside
+        `new`, and files that nobody finished. False: those in use have more. A model and its draft
+        would else take each other's place at each start."""
         found = []
-        for path in folder.iterdir():
+        for path in new.parent.iterdir():
             # Another process may remove one first.
             with suppress(OSError):
                 state = path.lstat()
-                if path.suffix == _SUFFIX:
+                if path.suffix == _SUFFIX and path != new:
                     found.append((state.st_mtime_ns, path, state.st_size))
                 elif path.suffix == _HALF_WRITTEN:
                     with open_regular(path) as file:
                         if _locked(file.fileno()):
                             path.unlink()
+                        elif path.stem != new.stem:
+                            found.append((time.time_ns(), path, state.st_size))
         in_use = time.time_ns() - _IN_USE * 1_000_000_000
         if sum(size for used, _, size in found if used >= in_use) > most:
             return False
@@ -124,6 +133,21 @@ class WeightCache:
                 with suppress(OSError):
                     path.unlink()
         return True
+
+
+def _begin(path: Path) -> int | None:
+    """A new file that is locked for this process; None: another one is writing it. Raises
+    `OSError`."""
+    for _ in range(_ATTEMPTS):
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return None
+        if _locked(handle) and os.fstat(handle).st_nlink:
+            return handle
+        # Another process took it for one that nobody finishes, before it was locked.
+        os.close(handle)
+    return None
 
 
 def _locked(handle: int) -> bool:

@@ -330,6 +330,75 @@ def test_files_that_nobody_finishes_are_removed(tmp_path: Path, cache: WeightCac
     assert begun.exists()
 
 
+def test_processes_that_start_at_once_write_a_copy_once(
+    tmp_path: Path, cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else eight of them would take eight times the room of `weight_cache_bytes`."""
+    path = written("llama", tmp_path / "model")
+    write, folder, begun = WrittenCopy.write, cache.folder, []
+    assert folder is not None
+
+    def beside(copy: WrittenCopy, file: Any) -> None:
+        begun.append([each.suffix for each in folder.iterdir()])
+        assert len(begun) == 1
+        assert not loaded(path, cache).notes
+        write(copy, file)
+
+    monkeypatch.setattr(WrittenCopy, "write", beside)
+    assert not loaded(path, cache).notes
+    assert begun == [[".new"]]
+    assert [each.suffix for each in folder.iterdir()] == [".safetensors"]
+    monkeypatch.setattr(WeightLoader, "__call__", refuse)
+    loaded(path, cache)
+
+
+def test_a_copy_that_another_process_writes_takes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, draft = (written("llama", tmp_path / name, rms_norm_eps=eps) for name, eps in PAIR)
+    size = _copy_bytes(model)
+    cache, write = WeightCache(size + size // 2, tmp_path / "copies"), WrittenCopy.write
+    notes: list[str] = []
+
+    def beside(copy: WrittenCopy, file: Any) -> None:
+        notes.extend(loaded(draft, cache).notes)
+        write(copy, file)
+
+    monkeypatch.setattr(WrittenCopy, "write", beside)
+    assert not loaded(model, cache).notes
+    assert notes[0].endswith("beside copies that were used within 10 minutes")
+    assert len(copies(cache)) == 1
+
+
+def test_a_file_that_is_taken_for_unfinished_is_begun_again(
+    tmp_path: Path, cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes it between the moment when it is there and that of its lock."""
+    path, locked = written("llama", tmp_path / "model"), weight_cache._locked
+    removed: list[str] = []
+
+    def late(handle: int) -> bool:
+        if not removed:
+            (begun,) = Path(str(cache.folder)).iterdir()
+            begun.unlink()
+            removed.append(begun.suffix)
+        return locked(handle)
+
+    monkeypatch.setattr(weight_cache, "_locked", late)
+    assert not loaded(path, cache).notes
+    assert removed == [".new"]
+    assert len(copies(cache)) == 1
+
+
+def test_a_damaged_copy_takes_no_room_from_its_successor(tmp_path: Path) -> None:
+    path = written("llama", tmp_path / "model")
+    size = _copy_bytes(path)
+    cache = WeightCache(size + size // 2, tmp_path / "copies")
+    loaded(path, cache)
+    damaged(copies(cache)[0])
+    assert not loaded(path, cache).notes
+
+
 def test_a_limit_that_is_too_small_is_told(tmp_path: Path) -> None:
     path, cache = written("llama", tmp_path / "model"), WeightCache(1000, tmp_path / "copies")
     (note,) = loaded(path, cache).notes
