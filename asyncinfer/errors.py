@@ -48,6 +48,12 @@ class AsyncInferError(Exception):
 _MOST_PLACE = 256
 
 
+#: The most characters of a name in a checkpoint, and of what is said about it: the list of all
+#: architectures has half of these.
+_MOST_NAME = 400
+_MOST_MESSAGE = 2000
+
+
 class Size(str):
     """A description that an `InvalidRequest` shows in place of a value, such as
     `<30000 characters>`: without quotes."""
@@ -114,18 +120,29 @@ class EngineClosed(AsyncInferError):
 
 
 class ModelLoadError(AsyncInferError):
-    """A checkpoint cannot be loaded. `file` and `tensor` are named where they are known."""
+    """A checkpoint cannot be loaded. `file` and `tensor` are named where they are known. What it
+    shows of a file that names things by megabytes is their beginning and end, on one line."""
 
     def __init__(self, message: str, *, file: str | None = None, tensor: str | None = None) -> None:
         self.file = file
         self.tensor = tensor
-        where = [f"file {file}" if file else "", f"tensor {tensor}" if tensor else ""]
-        prefix = ", ".join(part for part in where if part)
+        names = (("file", file), ("tensor", tensor))
+        prefix = ", ".join(f"{kind} {_shown_name(name)}" for kind, name in names if name)
+        message = _without_middle(message, _MOST_MESSAGE)
         super().__init__(f"{prefix}: {message}" if prefix else message)
 
 
 class PluginError(AsyncInferError):
     """A plugin cannot be found, loaded or used; the message names it and its group."""
+
+
+def _shown_name(name: str) -> str:
+    name = _without_middle(name, _MOST_NAME)
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
+def _without_middle(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
 
 
 #: Formats only as much of a value as a message shows, since the value may be a prompt of megabytes.
