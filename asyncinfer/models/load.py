@@ -79,11 +79,12 @@ def load_model(
         decoder = _decoder(
             opened, torch.device(device), dtype, progress, max_context, storage, head
         )
-        if cache is not None and isinstance(opened.copy, WrittenCopy):
-            fault = cache.keep(opened.copy)
-            if fault is not None:
-                note = f"no copy of its weights was kept: {fault}"
-                decoder.config = replace(decoder.config, notes=(*decoder.config.notes, note))
+    # Not before its files are known to be those of the copy's key still.
+    if cache is not None and isinstance(opened.copy, WrittenCopy):
+        fault = cache.keep(opened.copy)
+        if fault is not None:
+            note = f"no copy of its weights was kept: {fault}"
+            decoder.config = replace(decoder.config, notes=(*decoder.config.notes, note))
     return decoder
 
 
@@ -201,6 +202,7 @@ def _opened(
                 f"{device} has no room for the weights: {error}", file=str(folder)
             ) from error
         loader.finish()
+        checkpoint.reader.check_unchanged()
 
 
 def _none_left(name: str) -> torch.Tensor:
@@ -240,6 +242,7 @@ def _head_opened(
             chosen = torch.empty(config.draft_vocab_size, dtype=torch.int64, device="meta")
         yield HeadWeights(config, loader, chosen)
         loader.finish()
+        checkpoint.reader.check_unchanged()
 
 
 def _stays_packed(

@@ -31,6 +31,7 @@ class FileReader(ABC):
 
     def __init__(self) -> None:
         self._files: dict[str, FileIO] = {}
+        self._states: dict[str, tuple[int, int]] = {}
         self._seeking = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -56,7 +57,15 @@ class FileReader(ABC):
     def add(self, name: str, path: Path) -> FileIO:
         """Open the file that goes by `name` from now on. Raises `OSError`."""
         self._files[name] = file = open(path, "rb", buffering=0)  # noqa: SIM115 - see `close`
+        self._states[name] = _state(file)
         return file
+
+    def check_unchanged(self) -> None:
+        """`ModelLoadError` if somebody has written to a file since it was opened: part of what was
+        read may be of another model. A file that took its name does no harm."""
+        for name, file in self._files.items():
+            if _state(file) != self._states[name]:
+                raise ModelLoadError("was written to while it was read; load it again", file=name)
 
     def fill(self, file: str, tensor: str, start: int, target: memoryview) -> None:
         """Fill `target` from the byte `start` of the file on. `ModelLoadError`, naming the tensor,
@@ -97,3 +106,9 @@ class FileReader(ABC):
         with self._seeking:
             file.seek(start)
             return file.readinto(target)
+
+
+def _state(file: FileIO) -> tuple[int, int]:
+    """Its size and time of change."""
+    state = os.fstat(file.fileno())
+    return state.st_size, state.st_mtime_ns

@@ -24,6 +24,7 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from asyncinfer import SyncEngine
+from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels import kept, onednn, onednn_memory
 from asyncinfer.models import Decoder, load_model
 from asyncinfer.quantization import BlockWeight, ReorderedWeight, StackedWeight, reordered
@@ -315,6 +316,39 @@ def _copy_bytes(path: Path) -> int:
     cache = WeightCache(MOST, path / "copies")
     loaded(path, cache)
     return copies(cache)[0].stat().st_size
+
+
+@pytest.mark.parametrize("made", [of_family("llama"), of_gguf(Q.Q8_0)])
+def test_a_file_that_is_written_to_while_it_is_read(
+    made: Callable[[Path], Path],
+    tmp_path: Path,
+    cache: WeightCache,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of its weights may be another model's: it is refused, and no copy of them is kept."""
+    path, read = made(tmp_path), WeightLoader.__call__
+    (file,) = tmp_path.glob("model.*")
+
+    def changing(loader: WeightLoader, name: str) -> Any:
+        weight = read(loader, name)
+        state = file.stat()
+        os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns + 1_000_000))
+        return weight
+
+    monkeypatch.setattr(WeightLoader, "__call__", changing)
+    with pytest.raises(ModelLoadError, match="was written to while it was read") as refused:
+        loaded(path, cache)
+    assert refused.value.file == file.name
+    assert not tmp_path.joinpath("copies").exists()
+    monkeypatch.undo()
+
+    def replacing(loader: WeightLoader, name: str) -> Any:
+        shutil.copy(file, tmp_path / "newer")
+        os.replace(tmp_path / "newer", file)
+        return read(loader, name)
+
+    monkeypatch.setattr(WeightLoader, "__call__", replacing)
+    loaded(path, cache)
 
 
 def test_files_that_nobody_finishes_are_removed(tmp_path: Path, cache: WeightCache) -> None:
