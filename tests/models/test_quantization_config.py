@@ -254,6 +254,24 @@ def test_formats_of_single_modules() -> None:
     assert found.planned("model.layers.0.mlp.up_proj") == wide
     assert found.planned("model.layers.1.mlp.up_proj") == wide
     assert found.planned("model.layers.2.mlp.up_proj") == GptqMatrix(4, 32)
+    # A module's own settings come first, and expressions may begin anywhere.
+    found = read(
+        {
+            **ROUND,
+            "extra_config": {
+                "mlp\\.(up|down)_proj$": {"bits": 8, "group_size": 64},
+                "^model.*": {"bits": 2},
+                "model.layers.0.mlp.up_proj": {"bits": 4, "group_size": 16},
+                "model.layers.0.mlp.down_proj": {"bits": 16},
+            },
+        }
+    )
+    assert found is not None
+    assert found.format("model.layers.0.mlp.up_proj") == GptqMatrix(4, 16)
+    assert found.planned("model.layers.0.mlp.down_proj") is None
+    assert found.planned("model.layers.1.mlp.up_proj") == wide
+    assert found.planned("model.layers.1.mlp.down_proj") == wide
+    assert found.planned("model.layers.1.mlp.gate_proj") == GptqMatrix(2, 32)
     found = read(MIXED)
     assert found is not None
     assert found.format("model.layers.0.mlp.up_proj") == Fp8Matrix()

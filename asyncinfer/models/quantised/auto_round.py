@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from typing import Final
 
 from asyncinfer.models.quantised.keys import check_known, modules_of, read_bits, read_group
@@ -29,24 +30,40 @@ def auto_round(config: JsonReader) -> Scheme:
     check_known(config, "packing_format", (*_GPTQ, *_AWQ))
     extra = config.object("extra_config")
     # Most of thousands of modules have the same settings.
-    formats: dict[MatrixFormat | None, list[str]] = {}
+    named: dict[MatrixFormat | None, list[str]] = {}
+    matched: list[tuple[MatrixFormat | None, str]] = []
     for name in extra.values if extra is not None else ():
         assert extra is not None
         own = extra.object(name)
         if own is not None:
-            pattern = f"re:{name}" if _EXPRESSION.search(name) else name
             format = _format(own.replaced({**config.values, **own.values}))
-            formats.setdefault(format, []).append(pattern)
-    skipped = modules_of(config, "extra_config", formats.pop(None, []))
+            if _EXPRESSION.search(name):
+                matched.append((format, _searched(name)))
+            else:
+                named.setdefault(format, []).append(name)
+    # A module's own settings come first, and then those of the first expression that has it.
+    runs = list(named.items())
+    runs += (
+        (format, [pattern for _, pattern in run])
+        for format, run in groupby(matched, key=lambda entry: entry[0])
+    )
+    skipped = [name for format, names in runs if format is None for name in names]
     found: list[tuple[Modules | None, MatrixFormat]] = [
-        (modules_of(config, "extra_config", names), one)
-        for one, names in formats.items()
-        if one is not None
+        (modules_of(config, "extra_config", names), format)
+        for format, names in runs
+        if format is not None
     ]
     default = _format(config)
     if default is None:
         raise config.refuse("bits", "must be below 16")
-    return Scheme("auto-round", (*found, (None, default)), skipped)
+    modules = modules_of(config, "extra_config", skipped)
+    return Scheme("auto-round", (*found, (None, default)), modules)
+
+
+def _searched(expression: str) -> str:
+    """Has `Modules` look for an expression anywhere in a module's name."""
+    whole = expression.startswith((".*", "^"))
+    return f"re:{expression}" if whole else f"re:.*(?:{expression})"
 
 
 def _format(config: JsonReader) -> MatrixFormat | None:
