@@ -14,6 +14,7 @@ from asyncinfer.models.windows import FULL, MOST_WINDOW, sliding_layers
 __all__ = ["gemma4_layers"]
 
 _HEADS = "num_key_value_heads"
+_MOST_DIGITS = 20
 
 
 def gemma4_layers(config: JsonReader, llama: ModelConfig) -> tuple[LayerConfig, ...]:
@@ -65,7 +66,9 @@ def _own(config: JsonReader) -> JsonReader | None:
 
 def _key(own: JsonReader, index: int) -> str:
     """The key of a layer's own settings, which may have leading zeros."""
-    return next((key for key in own.values if key.isdecimal() and int(key) == index), str(index))
+    # Python makes no integer of thousands of digits.
+    numbers = (key for key in own.values if key.isdecimal() and len(key) <= _MOST_DIGITS)
+    return next((key for key in numbers if int(key) == index), str(index))
 
 
 def _last(kinds: Sequence[bool], kind: bool) -> int:

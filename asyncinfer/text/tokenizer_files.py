@@ -38,6 +38,8 @@ ROLES = (
     "cls_token",
     "mask_token",
 )
+#: Digits of a token's id. Python makes no integer of thousands.
+_MOST_DIGITS = 20
 #: What the files say of an added token beside its text.
 _FLAGS = ("lstrip", "normalized", "rstrip", "single_word", "special")
 #: Keys of further special tokens, which are in a list or by name.
@@ -69,11 +71,14 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
 def _add_lacking(folder: Path, backend: tokenizers.Tokenizer) -> None:
     """Add the tokens that other files list with the ids behind the last one of `backend`."""
     listed: dict[object, object] = {
-        index: {"content": name} for name, index in read_json(folder, "added_tokens.json").items()
+        index: {"content": name}
+        for name, index in read_json(folder, "added_tokens.json").items()
+        if isinstance(index, int)
     }
     more = read_json(folder, "tokenizer_config.json").get("added_tokens_decoder")
     if isinstance(more, dict):
-        listed |= {int(index): token for index, token in more.items() if index.isdecimal()}
+        ids = (index for index in more if index.isdecimal() and len(index) <= _MOST_DIGITS)
+        listed |= {int(index): more[index] for index in ids}
     index = 1 + max(backend.get_added_tokens_decoder(), default=-1)
     index = max(index, backend.get_vocab_size(with_added_tokens=False))
     while isinstance(token := listed.get(index), dict):

@@ -125,6 +125,10 @@ def test_its_size_is_that_of_transformers() -> None:
             "num_global_key_value_heads=3: must divide num_attention_heads=8",
         ),
         ({"per_layer_config": {"3": {"head_dim": 8}}}, r"per_layer_config\.3=.*global layer"),
+        (
+            {"per_layer_config": {"9" * 5000: {"head_dim": 8}}},
+            r"per_layer_config\.9+.*global layer",
+        ),
         ({"per_layer_config": {"04": {"sliding_window": 8}}}, r"per_layer_config\.04=.*alone"),
         ({"per_layer_config": {"04": {"head_dim": 7}}}, r"per_layer_config\.04\.head_dim=7"),
         ({"layer_types": ["banana"] * 35}, "layer_types"),

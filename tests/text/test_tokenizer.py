@@ -119,11 +119,17 @@ def test_tokens_that_only_other_files_list(tmp_path: Path) -> None:
     backend = backends.byte_level()
     first = backend.get_vocab_size()
     tokens = {str(first + 1): {"content": "<call>", "special": True}, "x": {}, "7": {"content": 5}}
+    tokens["9" * 5000] = {"content": "<farther>"}
     folder = write(
         tmp_path,
         backend,
         tokenizer_config={"added_tokens_decoder": tokens},
-        added_tokens={"<think>": first, "<far>": first + 3},
+        added_tokens={
+            "<think>": first,
+            "<far>": first + 3,
+            "<two>": [first],
+            "<by>": {"id": first},
+        },
     )
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.encode("<call><think>") == [first + 1, first]
