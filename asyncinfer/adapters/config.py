@@ -72,7 +72,7 @@ class LoraConfig:
             raise refused("peft_type", "only LORA adapters are known")
         for key, feature in _REFUSED.items():
             if values.get(key):
-                raise ModelLoadError(f"{key}: {feature} is not supported", file=file)
+                raise refused(key, f"not supported: {feature}")
         if values.get("bias", "none") not in ("none", None):
             raise refused("bias", "trained biases of the model are not supported")
         if str(values.get("init_lora_weights")).lower().startswith(_FROM_WEIGHTS):

@@ -22,6 +22,8 @@ __all__ = ["AdapterFiles", "open_adapter", "resolve_adapter"]
 
 WEIGHTS: Final = "adapter_model.safetensors"
 _PICKLED: Final = "adapter_model.bin"
+#: What messages call a config that the caller gives.
+_GIVEN: Final = "the given config"
 #: A target list of every module of a large model is some hundred kilobytes.
 _MOST_CONFIG_BYTES: Final = 4 << 20
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -31,8 +33,9 @@ _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bflo
 class AdapterFiles:
     """An adapter before it is checked: its config, and its tensors' shapes by PEFT's names."""
 
-    #: The name for messages.
+    #: The names for messages, of the tensors and of the config.
     source: str
+    config_source: str
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     reader: SafetensorsReader | None
@@ -86,12 +89,14 @@ def open_adapter(
                 where = f"{tensor.layout}, on device {tensor.device}"
                 raise ModelLoadError(f"{where}: must be dense, and hold its numbers", tensor=name)
         shapes = {name: tuple(tensor.shape) for name, tensor in source.items()}
-        yield AdapterFiles("the state dict", config, shapes, None, source)
+        yield AdapterFiles("the state dict", _GIVEN, config, shapes, None, source)
         return
     folder = resolve_adapter(source, revision)
+    config_source = _GIVEN
     if config is None:
         if checkpoint_file(folder, CONFIG) is None:
             raise ModelLoadError(f"there is no {CONFIG} in it", file=str(folder))
+        config_source = str(folder / CONFIG)
         config = read_json(folder / CONFIG, _MOST_CONFIG_BYTES)
     path = checkpoint_file(folder, WEIGHTS)
     if path is None:
@@ -103,7 +108,7 @@ def open_adapter(
     try:
         spans = reader.open(WEIGHTS, path)
         shapes = {name: span.shape for name, span in spans.items()}
-        yield AdapterFiles(str(path), config, shapes, reader, {})
+        yield AdapterFiles(str(path), config_source, config, shapes, reader, {})
     finally:
         reader.close()
 

@@ -23,6 +23,8 @@ _KINDS = (
     ("lora_A.bias", "a bias of the adapter"),
     ("lora_B.bias", "a bias of the adapter"),
     ("modules_to_save", "a module that is trained whole"),
+    # PEFT saves the weight itself of these alone.
+    (".base_layer.weight", "an adapter of an embedding or of the head"),
 )
 
 
@@ -85,7 +87,7 @@ class CheckedAdapter:
 def check_adapter(files: AdapterFiles, layout: LoraLayout, max_rank: int) -> CheckedAdapter:
     """Raises `ModelLoadError`, naming the tensor, unless every tensor belongs to a module that
     takes adapters, has its shape, and a rank of at most `max_rank`."""
-    config = LoraConfig.read(files.config, files.source)
+    config = LoraConfig.read(files.config, files.config_source)
     halves: dict[str, dict[str, str]] = {}
     for name in files.shapes:
         module, half = _module(name, files.source)
