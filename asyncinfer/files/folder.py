@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,8 +51,13 @@ def checkpoint_file(folder: Path, name: str, within: str = "") -> Path | None:
     if not plain_name(name):
         raise ModelLoadError("the name leads out of the checkpoint's folder", file=name)
     path = folder / within / name
-    if not os.path.lexists(path):
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        # Of a folder that may not be entered nobody knows what is in it.
+        raise ModelLoadError(f"cannot be opened: {error}", file=str(path)) from error
     try:
         real = path.resolve(strict=True)
         status = real.stat()

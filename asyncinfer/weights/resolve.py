@@ -181,9 +181,12 @@ def _local_checkpoint(path: Path) -> Path:
                 "is a file: name a .gguf, or a checkpoint's folder", file=str(path)
             )
         return path
-    if (path / _CONFIG).exists():
-        return path
-    found = [name for name in sorted(os.listdir(path)) if is_gguf(name)]
+    try:
+        if (path / _CONFIG).exists():
+            return path
+        found = [name for name in sorted(os.listdir(path)) if is_gguf(name)]
+    except OSError as error:
+        raise ModelLoadError(f"cannot be opened: {error}", file=str(path)) from error
     name = find_gguf(found, "", str(path)) if found else None
     file = None if name is None else checkpoint_file(path, name)
     return file or path

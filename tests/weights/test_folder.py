@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -13,7 +14,8 @@ from weights.reading import read
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.files import checkpoint_file, following_links
-from asyncinfer.weights import SafetensorsCheckpoint
+from asyncinfer.weights import SafetensorsCheckpoint, resolve
+from asyncinfer.weights.gguf import GgufCheckpoint
 
 INDEX = "model.safetensors.index.json"
 SHARD = "model-00001-of-00001.safetensors"
@@ -80,6 +82,30 @@ def test_an_index_with_a_key_twice(tmp_path: Path) -> None:  # fault 45
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert checkpoint_file(tmp_path, "model.safetensors") is None
+
+
+def may_not(*_: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def test_a_folder_that_may_not_be_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are not missing: nobody knows. Root may enter any folder."""
+    (tmp_path / "model.gguf").touch()
+    monkeypatch.setattr(Path, "lstat", may_not)
+    with pytest.raises(ModelLoadError, match=r"config\.json: cannot be opened: .*denied"):
+        checkpoint_file(tmp_path, "config.json")
+    with monkeypatch.context() as patch, pytest.raises(ModelLoadError) as refused:
+        patch.setattr(os, "listdir", may_not)
+        resolve(tmp_path)
+    assert str(refused.value).startswith(f"file {tmp_path}: cannot be opened: ")
+    with monkeypatch.context() as patch, pytest.raises(ModelLoadError, match="cannot be opened"):
+        patch.setattr(Path, "exists", may_not)
+        GgufCheckpoint(tmp_path / "model.gguf")
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"cannot be opened: .*too long"):
+        checkpoint_file(tmp_path, "a" * 300)
 
 
 def test_links_out_of_the_folder(tmp_path: Path) -> None:  # fault 48

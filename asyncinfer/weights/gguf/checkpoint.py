@@ -135,8 +135,12 @@ def _files_of(path: Path) -> list[Path]:
     """The files of the model that `path` is the first of; `path` alone if it was not split."""
     parts = [path.with_name(name) for name in split_names(path.name)]
     for part in parts:
-        if not part.is_file():
-            why = "is not a regular file" if part.exists() else "no such file"
+        try:
+            whole, there = part.is_file(), part.exists()
+        except OSError as error:
+            raise ModelLoadError(f"cannot be opened: {error}", file=str(part)) from error
+        if not whole:
+            why = "is not a regular file" if there else "no such file"
             among = f"; {path.name} is one of {len(parts)}" if len(parts) > 1 else ""
             raise ModelLoadError(why + among, file=str(part))
     return parts
