@@ -42,7 +42,7 @@ class Plain:
         await call.json({"object": "list", "data": self._models.listed()})
 
     async def model(self, call: Call) -> None:
-        name = call.path.rpartition("/v1/models/")[2]
+        name = call.path.rpartition("/v1/models/")[2].removesuffix("/")
         if not name:
             await self.models(call)
             return

@@ -109,6 +109,8 @@ def make(
         )
         for operation in operations
     ]
+    # Litestar gives a mounted application paths that end with a slash, whatever the client sent.
+    routes += [Route(f"{each.path}/", each.endpoint, methods=each.methods) for each in routes]
     middleware = []
     if allowed_hosts:
         middleware.append(Middleware(Hosts, allowed=allowed_hosts))
@@ -129,7 +131,7 @@ def make(
     app = Starlette(
         routes=routes, middleware=middleware, exception_handlers={HTTPException: unknown}
     )
-    # Its own redirects have neither an id nor the scheme and the prefix of a proxy.
+    # A redirect would have neither an id nor the scheme and the prefix of a proxy.
     app.router.redirect_slashes = False
     return app
 
@@ -138,11 +140,7 @@ async def _no_such_path(paths: Collection[str], request: Request, error: Any) ->
     """The answer for a path that is not among `paths`, or for another method."""
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     whole = request.scope["path"]
-    path = whole.removeprefix(request.scope.get("root_path", ""))
-    if path[:-1] in paths and path.endswith("/"):
-        query = f"?{request.url.query}" if request.url.query else ""
-        place = {"location": f"../{path[:-1].rpartition('/')[2]}{query}"}
-        return partial(refuse, HttpError(307, kind, f"it is {path[:-1]}", headers=place))
+    path = whole.removeprefix(request.scope.get("root_path", "")).removesuffix("/")
     shown = whole if len(whole) <= _SHOWN else f"{whole[:_SHOWN]}..."
     message = f"{request.method} {shown}: {error.detail}"
     # OpenAI's clients add a path to a base URL that has /v1; Anthropic's add /v1 themselves.

@@ -18,6 +18,7 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
 from support import Until, places
 
 from asyncinfer import Engine, InvalidConfig, RequestFailed
@@ -263,24 +264,37 @@ async def test_unknown_paths_methods_and_models(engine: Engine) -> None:
 async def test_paths_below_a_prefix_and_with_a_slash_at_the_end(
     engine: Engine, prefix: str
 ) -> None:
-    """A redirect leads to the same server by any proxy, so it names neither host nor prefix."""
-    app: Any = create_app(engine)
+    """The slash is served, since the path that a framework gives may not be the client's."""
+    app: Any = create_app(engine, page=True)
     if prefix:
         app = Starlette(routes=[Mount(prefix, app=app)])
-    answer = await ask(app, f"{prefix}{CHATS}/", {"messages": CHAT}, headers={"x-request-id": "a"})
-    assert (answer.status, answer.headers["location"]) == (307, "../completions")
-    assert answer.headers["x-request-id"] == "a"
-    answer = await ask(app, f"{prefix}/chat/completions", {"messages": CHAT})
-    assert f"POST {prefix}/chat/completions: Not Found; it is /v1/chat" in str(answer.json)
-    for path in ("/v1/models", "/v1/models/"):
-        assert (await ask(app, prefix + path)).json["data"][0]["id"] == "ChatModel"
+    body = {"messages": CHAT, "max_tokens": 2}
+    answer = await ask(app, f"{prefix}{CHATS}/", body, headers={"x-request-id": "a"})
+    assert (answer.status, answer.headers["x-request-id"]) == (200, "a")
+    assert b'path="/v1/chat/completions"' in (await ask(app, f"{prefix}/metrics/")).body
+    assert (await ask(app, f"{prefix}{CHATS}/")).status == 405
+    for slash in ("", "/"):
+        answer = await ask(app, f"{prefix}/chat/completions{slash}", {"messages": CHAT})
+        told = f"POST {prefix}/chat/completions{slash}: Not Found; it is /v1/chat/completions:"
+        assert told in answer.json["error"]["message"]
+        assert (await ask(app, f"{prefix}/v1/models{slash}")).json["data"][0]["id"] == "ChatModel"
+        entry = await ask(app, f"{prefix}/v1/models/ChatModel{slash}")
+        assert entry.json["id"] == "ChatModel"
+
+
+async def test_a_mount_that_ends_paths_with_a_slash(engine: Engine) -> None:
+    """Litestar's does, whatever the client sent."""
+    app = create_app(engine)
+
+    async def mount(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "path": f"{scope['path'].removeprefix('/llm')}/"}, receive, send)
+
     async with (
-        listening(app) as url,
+        listening(mount) as url,
         httpx2.AsyncClient(base_url=url, follow_redirects=True, timeout=120) as client,
     ):
-        body = {"messages": CHAT, "max_tokens": 2}
-        answer = await client.post(f"{prefix}{CHATS}/?a=b", json=body)
-    assert (answer.status_code, str(answer.url)) == (200, f"{url}{prefix}{CHATS}?a=b")
+        answer = await client.post(f"/llm{CHATS}?a=b", json={"messages": CHAT, "max_tokens": 2})
+    assert (answer.status_code, answer.history) == (200, [])
 
 
 async def test_several_engines_by_name(engine: Engine) -> None:
@@ -625,6 +639,7 @@ async def test_the_document_names_every_path(engine: Engine) -> None:
     app = create_app(engine)
     document = (await ask(app, "/openapi.json")).json
     paths = {route.path.replace(":path", "") for route in app.routes}  # type: ignore[attr-defined]
+    paths = {path.removesuffix("/") for path in paths}
     assert set(document["paths"]) == paths
     body = document["paths"][CHATS]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["required"] == ["messages"]
