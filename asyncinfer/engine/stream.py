@@ -174,9 +174,8 @@ class Stream(Uncopied):
             await buffer.wait_a_moment()
 
     async def _start(self, *, quiet: bool = False) -> Request:
-        """Validate, tokenise, submit. `quiet`: nothing is read before the end. A request that has
-        ended meanwhile is returned like any other: a late event loop may hear of its preparation,
-        its chunks and its end at once."""
+        """Validate, tokenise, submit. `quiet`: nothing is read before the end. A request that ended
+        meanwhile is returned like any other: a late event loop may hear of all of it at once."""
         if self._closed:
             raise EngineClosed(f"{self.request_id}: the stream was closed before it began")
         frontend = self._frontend
@@ -270,6 +269,7 @@ class Stream(Uncopied):
         return StreamBusy(f"{self.request_id}: another task is reading this stream")
 
     def _elsewhere(self) -> StreamBusy:
+        self._frontend.check_process()
         return StreamBusy(f"{self.request_id}: belongs to another event loop")
 
     def _forget(self) -> bool:
