@@ -45,13 +45,10 @@ def module(gate: Gate) -> dict[str, Any]:
     def engine(**options: Any) -> asyncinfer.Engine:
         return asyncinfer.Engine(model, **{**options, "max_requests": 2, "max_running": 1})
 
-    (block,) = (
-        block
-        for block in blocks(PAGE.read_text("utf-8"), "docs/web.md")
-        if "app = Starlette(" in block.code
-    )
     module: dict[str, Any] = {"__name__": "page"}
-    exec(compile(block.code, "page", "exec", dont_inherit=True), module)
+    for block in blocks(PAGE.read_text("utf-8"), "docs/web.md"):
+        if "app = Starlette(" in block.code or block.note == "continues":
+            exec(compile(block.code, "page", "exec", dont_inherit=True), module)
     module["Engine"] = engine
     return module
 
@@ -182,5 +179,92 @@ def test_an_engine_that_breaks(module: dict[str, Any], gate: Gate, stream: bool)
             after = await server.post(body(stream=stream))
             assert (after.status, json.loads(after.body)) == (500, {"error": "the request failed"})
             assert b"secret" not in response.body + after.body
+
+    anyio.run(main)
+
+
+class Socket:
+    """A websocket's other side, which sends `prompt`, unless that is None, and leaves when told."""
+
+    def __init__(self, prompt: str | None, *, raises: bool = False) -> None:
+        """`raises`: as servers do that tell of a client that has left, by what is sent to it."""
+        self.messages: list[dict[str, Any]] = []
+        self.left = anyio.Event()
+        self._raises = raises
+        self._sent: list[dict[str, Any]] = [{"type": "websocket.connect"}]
+        if prompt is not None:
+            self._sent.append({"type": "websocket.receive", "text": prompt})
+
+    async def talk(self, module: dict[str, Any], engine: asyncinfer.Engine) -> None:
+        scope = {
+            "type": "websocket",
+            "path": "/talk",
+            "headers": [],
+            "query_string": b"",
+            "state": {"engine": engine},
+        }
+        await module["app"](scope, self._receive, self._send)
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._sent:
+            return self._sent.pop(0)
+        if not self._raises:
+            await self.left.wait()
+            return {"type": "websocket.disconnect", "code": 1001}
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if self._raises and self.left.is_set():
+            raise OSError("the client has left")
+        self.messages.append(message)
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        return [json.loads(each["text"]) for each in self.messages if "text" in each]
+
+
+def test_an_answer_over_a_websocket(module: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with serving(module["app"]) as server:
+            socket = Socket("hello")
+            await socket.talk(module, server.engine)
+            assert len(socket.told) > 100, "chunk by chunk"
+            assert {*socket.told[0]} == {"text"}
+            assert [each["type"] for each in (socket.messages[0], socket.messages[-1])] == [
+                "websocket.accept",
+                "websocket.close",
+            ]
+            wrong = Socket("\ud800")
+            await wrong.talk(module, server.engine)
+            assert [each["field"] for each in wrong.told] == ["prompt"]
+            gone = Socket(None)
+            gone.left.set()
+            await gone.talk(module, server.engine)
+            assert gone.told == []
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_who_leaves_a_websocket_ends_its_request(
+    module: dict[str, Any], gate: Gate, raises: bool
+) -> None:
+    async def main() -> None:
+        async with serving(module["app"]) as server:
+            before = gate.gate.arrived
+            gate.gate.close()
+            socket = Socket("hello", raises=raises)
+            with anyio.fail_after(120):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(socket.talk, module, server.engine)
+                    gate.gate.let(FEW)
+                    await held(gate.gate, before + FEW)
+                    socket.left.set()
+                    # Its handler has asked for the end when it waits for it.
+                    await anyio.wait_all_tasks_blocked()
+                    gate.gate.open()
+            await server.until(aborted=1, running=0)
+            assert server.engine.stats().generated_tokens < 256
 
     anyio.run(main)
