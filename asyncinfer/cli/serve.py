@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import click
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
 from asyncinfer.cli.connections import IDLE_SECONDS, allow_connections, close_silent
 from asyncinfer.cli.engine import open_engine
@@ -199,10 +199,11 @@ async def _serve(
         address, port = listening.getsockname()[:2]
         place = f"[{address}]" if ":" in address else address
         url = f"http://{place}:{port}"
-        click.echo(f"Serving at {url}/v1, a chat page at {url} (Ctrl-C ends)", err=True)
         async with anyio.create_task_group() as tasks:
             ending = partial(_drain, opened, drain_timeout), partial(_cut, server, drain_timeout)
-            tasks.start_soon(_stop_on_signal, server, tasks, ending)
+            # Whoever has read the line may stop the server.
+            await tasks.start(_stop_on_signal, server, tasks, ending)
+            click.echo(f"Serving at {url}/v1, a chat page at {url} (Ctrl-C ends)", err=True)
             tasks.start_soon(close_silent, server, IDLE_SECONDS)
             await server.serve(sockets=[listening])
             tasks.cancel_scope.cancel()
@@ -221,12 +222,18 @@ async def _cut(server: Any, timeout: float) -> None:
 
 
 async def _stop_on_signal(
-    server: Any, tasks: TaskGroup, ending: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+    server: Any,
+    tasks: TaskGroup,
+    ending: Sequence[Callable[[], Coroutine[Any, Any, None]]],
+    *,
+    task_status: TaskStatus[None],
 ) -> None:
     """The first signal lets answers end, the second does not."""
     if sys.platform == "win32":
+        task_status.started()
         return
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
         async for _ in signals:
             server.force_exit = server.should_exit
             if not server.should_exit:

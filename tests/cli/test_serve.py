@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import dedent
 
 import httpx2
 import openai
@@ -81,6 +82,33 @@ def test_who_does_not_send_or_read_is_cut_when_the_server_is_stopped() -> None:
             program.send_signal(signal.SIGTERM)
             _, told = program.communicate(timeout=240)
     assert (program.returncode, told) == (0, "")
+
+
+@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM"])
+def test_who_has_read_that_it_serves_may_stop_it(stop: str) -> None:
+    """The line says so, and the engine is closed in order."""
+    program = f"""
+        import signal, socket, warnings
+        import anyio, click
+        from asyncinfer import Engine
+        from asyncinfer.cli import serve
+        from asyncinfer.testing import FakeModel
+
+        def told(line, err):
+            assert line.startswith("Serving at ") and err
+            signal.raise_signal(signal.{stop})
+
+        warnings.simplefilter("error")
+        click.echo = told
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            anyio.run(serve._serve, Engine(FakeModel()), (), {{}}, listening, 0.0)
+        print("closed")
+        """
+    command = [sys.executable, "-c", dedent(program)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, preexec_fn=heed_ctrl_c
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
 
 
 def test_a_port_that_is_taken_is_told_before_a_model_is_loaded() -> None:
