@@ -54,6 +54,9 @@ class Keys:
         self._known: dict[bytes, ApiKey] | None = None
         self._under_way: dict[bytes, int] = {}
         if keys is not None:
+            if not isinstance(keys, Mapping):
+                # Not told as it is: keys are secrets.
+                raise InvalidConfig("keys", type(keys).__name__, "must map each key to an ApiKey")
             self._known = {}
             for secret, key in keys.items():
                 check_key(secret)

@@ -40,7 +40,8 @@ class Models:
         if isinstance(engines, Served):
             self._engines[None] = engines
         elif not isinstance(engines, Mapping) or not engines:
-            raise InvalidConfig("engines", engines, "must be an engine, or a name of one at least")
+            bound = "must be an Engine, or map a name to one at least"
+            raise InvalidConfig("engines", engines, bound)
         else:
             for name, engine in engines.items():
                 if not isinstance(name, str) or not name or not isinstance(engine, Served):

@@ -563,14 +563,16 @@ async def test_keys_have_scopes_and_a_number_of_requests(
         {"cors_origins": "https://a.example:443"},
         {"cors_origins": ["https://*.example"]},
         {"allowed_hosts": ("",)},
+        {"keys": ["secret"]},
         {"allowed_hosts": "localhost:8000"},
         {"allowed_hosts": "https://a.example"},
         {"allowed_hosts": "a.*.example"},
     ],
 )
 async def test_bad_arguments_of_an_application(engine: Engine, options: Any) -> None:
-    with pytest.raises(InvalidConfig, match=rf"^{next(iter(options))}(\[\d\])?="):
+    with pytest.raises(InvalidConfig, match=rf"^{next(iter(options))}(\[\d\])?=") as told:
         create_app(engine, **options)
+    assert "secret" not in str(told.value)
     for engines in ({}, {"": engine}, {"a": 1}, None):
         with pytest.raises(InvalidConfig):
             create_app(engines)  # type: ignore[arg-type]
