@@ -10,40 +10,40 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: Lines of each room, prose and blank ones included. Whoever mends or tidies makes room for it; a
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
-    "adapters": 980,
-    "attention": 2_949,
+    "adapters": 987,
+    "attention": 3_000,
     "bench": 8_470,
     "builtin": 900,
     "cache": 2_376,
-    "cli": 3_391,
+    "cli": 3_398,
     "clients": 572,
     "doctor": 694,
     "engine": 9_202,
-    "files": 206,
+    "files": 210,
     "grammar": 1_310,
     "integrations": 1_815,
-    "kernels": 14_133,
+    "kernels": 14_135,
     "layers": 2_368,
-    "models": 10_728,
+    "models": 10_780,
     "planner": 1_299,
     "plugins": 1_450,
     "protocols": 700,
-    "quantization": 2_940,
+    "quantization": 2_945,
     "remote": 1_773,
-    "runner": 4_980,
+    "runner": 5_001,
     "samplers": 420,
     "sampling": 2_282,
     "scheduler": 3_183,
-    "server": 3_629,
+    "server": 3_631,
     "speculation": 1_052,
     "telemetry": 603,
     "testing": 10_018,
-    "text": 3_613,
+    "text": 3_617,
     "tools": 2_976,
-    "weights": 3_855,
+    "weights": 3_947,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_447
+MOST_BESIDE = 2_464
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 MODULE = '''"""Of two lines.

@@ -2,7 +2,7 @@ from asyncinfer.attention.backend import MOST_HEAD_DIM, Attend, begin_attention,
 from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
 from asyncinfer.attention.chunked import in_chunks
 from asyncinfer.attention.contiguous import ContiguousKV
-from asyncinfer.attention.decode import FEW_BESIDE_CODE, begin_copy
+from asyncinfer.attention.decode import FEW_BESIDE_CODE
 from asyncinfer.attention.flashinfer import FlashInferAttention, use_flashinfer
 from asyncinfer.attention.formats import PLAIN, KVFormat, kv_format, vector_bytes
 from asyncinfer.attention.gathered import GatheredAttention
@@ -11,6 +11,7 @@ from asyncinfer.attention.kv import KVCache, LayerKV
 from asyncinfer.attention.native import FixedChunk, FixedRows, compile_native, reads_plain_pages
 from asyncinfer.attention.paged import HeadNorms, PagedAttention
 from asyncinfer.attention.recorded_states import RecordedStates
+from asyncinfer.attention.row_copies import begin_copy
 from asyncinfer.attention.states import LayerStates, StateCache, StatePass, StateRows, StateShape
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.attention.whole import WholeAttention

@@ -14,12 +14,12 @@ from asyncinfer.attention.decode import (
     DecodeGroup,
     decode_groups,
     few_rows,
-    find_copies,
     group_rows,
 )
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.native import native_rows
 from asyncinfer.attention.prefill import PrefillRow, native_prefill, prefill_rows
+from asyncinfer.attention.row_copies import find_copies
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.attention.varied import VariedAttention
 

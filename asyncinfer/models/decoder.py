@@ -65,9 +65,7 @@ class Decoder:
         self.config = config
         weights = LayerWeights(arranged(config, source), storage, copy)
         embedding = weights.rows("embedding")
-        learned = None
-        if config.learned_positions is not None:
-            learned = weights.tensor("positions")
+        learned = weights.tensor("positions") if config.learned_positions is not None else None
         self.embedding = Embedding(embedding, config.embedding_scale, learned)
         self._per_layer = self._build_per_layer(weights)
         self.device: torch.device = embedding.device

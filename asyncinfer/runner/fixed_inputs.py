@@ -16,6 +16,7 @@ from asyncinfer.attention import (
     FixedRows,
     KVCache,
     StateCache,
+    begin_copy,
     reads_plain_pages,
 )
 from asyncinfer.kernels.native import ChunkKV, EndKernels, end_kernels
@@ -43,6 +44,20 @@ class PromptChunk:
     #: The position of its first token, and the number of its tokens.
     start: int
     tokens: int
+
+    @classmethod
+    def of(cls, arrays: StepArrays, number: int, cache: KVCache) -> PromptChunk | None:
+        """The chunk that is a step's last row, with a copy of all keys before it; None where there
+        is no memory for the copy. `number`: that of the cache's group."""
+        if arrays.sequences is None:
+            return None
+        start, tokens, sequence = arrays.starts[-1], arrays.counts[-1], arrays.sequences[-1]
+        end = start + tokens
+        copy = cache.contiguous.kept((sequence,), end)
+        if copy is None or not copy.holds(cache.num_layers, start):
+            table = torch.from_numpy(arrays.block_tables[number][-1])
+            copy = begin_copy(cache, sequence, table, start, end)
+        return None if copy is None else cls(copy, cache, arrays.decode_rows, start, tokens)
 
     @property
     def kv(self) -> ChunkKV:

@@ -17,7 +17,6 @@ from asyncinfer.attention import (
     FEW_BESIDE_CODE,
     KVCache,
     StateCache,
-    begin_copy,
 )
 from asyncinfer.kernels.native import (
     Arena,
@@ -219,19 +218,8 @@ class ReplayExecutor(EagerExecutor):
         return _Kind(decodes, chunk=True) if some else None
 
     def _chunk_of(self, arrays: StepArrays) -> PromptChunk | None:
-        """The chunk of a step that has one, with a copy of all keys before it; None where there is
-        no memory for the copy."""
-        if arrays.sequences is None:
-            return None
         ((number, kv),) = self._paged
-        start, tokens, sequence = arrays.starts[-1], arrays.counts[-1], arrays.sequences[-1]
-        copy = kv.contiguous.kept((sequence,), start + tokens)
-        if copy is None or not copy.holds(kv.num_layers, start):
-            table = torch.from_numpy(arrays.block_tables[number][-1])
-            copy = begin_copy(kv, sequence, table, start, start + tokens)
-        if copy is None:
-            return None
-        return PromptChunk(copy, kv, arrays.decode_rows, start, tokens)
+        return PromptChunk.of(arrays, number, kv)
 
     def _made(self, kind: _Kind, arrays: StepArrays) -> _Recorded | None:
         """A recording of the layers; None where there cannot be one."""
