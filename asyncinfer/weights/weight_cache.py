@@ -143,20 +143,26 @@ def _begin(path: Path) -> int | None:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             return None
-        if _locked(handle) and os.fstat(handle).st_nlink:
-            return handle
+        try:
+            if _locked(handle) and os.fstat(handle).st_nlink:
+                return handle
+        except OSError:
+            os.unlink(path)
+            os.close(handle)
+            raise
         # Another process took it for one that nobody finishes, before it was locked.
         os.close(handle)
     return None
 
 
 def _locked(handle: int) -> bool:
-    """Lock a file for its writer, until it is closed. False: somebody else may write to it."""
+    """Lock a file for its writer, until it is closed. False: somebody else may write to it. Raises
+    `OSError` where its file system has no locks."""
     # Only systems with owners of files have it.
     fcntl: Any = import_module("fcntl")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
     return True
 

@@ -457,6 +457,23 @@ def test_a_full_disk_is_told(
     assert all(map(torch.equal, logits(decoder), logits(loaded(path))))
 
 
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could tell a file that is being written from one that nobody finishes."""
+    path = written("llama", tmp_path / "model")
+
+    def without(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    for _ in range(2):
+        assert loaded(path, cache).notes == (
+            f"no copy of its weights was kept: {cache.folder}: No locks available",
+        )
+        assert not copies(cache)
+
+
 def test_a_torch_that_tells_no_layouts(
     tmp_path: Path, cache: WeightCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
