@@ -57,7 +57,7 @@ def checkpoint_file(folder: Path, name: str, within: str = "") -> Path | None:
         return None
     except OSError as error:
         # Of a folder that may not be entered nobody knows what is in it.
-        raise ModelLoadError(f"cannot be opened: {error}", file=str(path)) from error
+        raise ModelLoadError(f"cannot be opened: {error.strerror}", file=str(path)) from error
     try:
         real = path.resolve(strict=True)
         status = real.stat()
