@@ -190,7 +190,10 @@ async def test_a_stream_that_was_refused_may_be_begun_again() -> None:
             with pytest.raises(Overloaded):
                 await stream
             gate.open()
-        text = await whole(stream)
+        async with stream:
+            with pytest.raises(StreamBusy, match="is answering"):
+                chat.append("too early")
+            text = await whole(stream)
         assert [message["content"] for message in chat.messages] == ["a", text]
 
 
