@@ -202,6 +202,21 @@ def test_a_row_that_fails_costs_its_draft(often: int) -> None:
     assert (right > 0) == (often > 1)
 
 
+def test_a_row_that_fails_keeps_no_pages_while_its_answer_goes_on() -> None:
+    failed: list[int] = []
+
+    def failing(step: Step) -> Mapping[int, Exception]:
+        failed.append(step.number)
+        return {0: ValueError("nan")}
+
+    engine = engine_of(FakeModel(blocks=PAGES, failing=failing))
+    stream = engine.submit("hello", max_tokens=40, seed=3)
+    while not failed:
+        engine.pump()
+    assert stream.request.outcome is None
+    assert model_of(engine).pages_free == PAGES
+
+
 @pytest.mark.parametrize("often", [1, 3])
 def test_a_step_without_room_costs_its_draft(often: int) -> None:
     draft = FakeModel(blocks=PAGES, no_room=lambda step: step.number % often == 0)
