@@ -6,12 +6,14 @@ from typing import Any
 
 import anyio
 import pytest
-from support import OpenEngine, Until, fake_runner, oracle, places
+from support import OpenEngine, Until, fake_runner, frontend_of, oracle, places
 
 from asyncinfer import Completion, EngineClosed, SamplingParams
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.intake import Intake
+from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.request import Request
+from asyncinfer.engine.stream import BURST
 from asyncinfer.testing import FakeModel, StepGate
 
 pytestmark = pytest.mark.anyio
@@ -50,6 +52,36 @@ async def test_completion_after_iterating_half(open_engine: OpenEngine) -> None:
         done = await stream
         assert list(done.token_ids) == oracle(engine, "hello", 20)
         assert [chunk async for chunk in stream] == []
+
+
+async def test_a_stream_that_is_paused_goes_on_when_it_is_awaited(
+    open_engine: OpenEngine, until: Until
+) -> None:
+    async with open_engine() as engine:
+        async with engine.stream("hello", max_tokens=20, temperature=0.0, buffer=2) as stream:
+            await until(lambda: engine.stats().paused)
+            with anyio.fail_after(30):
+                done = await stream
+        assert list(done.token_ids) == oracle(engine, "hello", 20)
+
+
+async def test_a_stream_that_is_closed_amid_a_burst_gives_nothing_more(
+    open_engine: OpenEngine, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_engine() as engine:
+        stream = engine.stream("hello", max_tokens=3 * BURST)
+        async with stream:
+            await until(lambda: engine.stats().finished)
+            bridge = type(frontend_of(engine).bridge())
+            checkpoint = bridge.checkpoint
+
+            async def closed_meanwhile(self: LoopBridge) -> None:
+                await checkpoint(self)
+                await stream.aclose()
+
+            monkeypatch.setattr(bridge, "checkpoint", closed_meanwhile)
+            chunks = [chunk async for chunk in stream]
+    assert len(chunks) == BURST - 1
 
 
 async def test_many_streams_at_once(open_engine: OpenEngine) -> None:
