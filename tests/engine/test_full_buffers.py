@@ -8,7 +8,8 @@ import pytest
 
 from asyncinfer import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
 from asyncinfer.engine.inbox import Command
-from asyncinfer.engine.request import Request
+from asyncinfer.engine.loop_bridge import Batch
+from asyncinfer.engine.request import End, Request
 from asyncinfer.engine.stream_buffer import Coalescing
 from asyncinfer.testing import FakeModel, InlineEngine, InlineStream
 
@@ -60,6 +61,25 @@ def test_whoever_stops_reading_is_stalled_from_then_on() -> None:
     engine.pump()
     assert stream.error is None
     engine.now += 0.02
+    engine.pump()
+    assert isinstance(stream.error, StreamStalled)
+
+
+# fault 4
+def test_a_stream_is_unread_since_its_first_answer_paused() -> None:
+    """Its second one waits for a place, and pauses later."""
+    engine = InlineEngine(FakeModel(), buffer=8, stall_timeout=1.0, max_running=1)
+    stream = engine.submit("hello", n=2, **LONG)
+    first, second = stream.request.outputs
+    while not stream.request.paused:
+        engine.pump()
+    assert stream.request.paused == [first]
+    engine.now += 0.9
+    while len(stream.request.paused) < 2:
+        engine.pump()
+    assert stream.request.paused == [first, second]
+    assert stream.error is None
+    engine.now += 0.2
     engine.pump()
     assert isinstance(stream.error, StreamStalled)
 
@@ -169,6 +189,22 @@ def test_the_possible_beginning_of_a_stop_string_is_text_when_a_stream_fails() -
     assert isinstance(stopped.error, DeadlineExceeded)
     assert len(stopped.text()) >= len(text) - 1
     assert stopped.text().startswith(text[:-1])
+
+
+def test_what_an_awaited_stream_has_drawn_is_not_held_when_another_thread_ends_it() -> None:
+    """Its chunks would refer to the request until another one has news."""
+    engine = InlineEngine(FakeModel())
+    stream = engine.submit("hello", **LONG)
+    request = stream.request
+    request.buffer.quiet = True
+    engine.pump(5)
+    assert engine.bridge.batch.contents
+    outcome = engine.admission.end(request, End.FAILED, DeadlineExceeded("late"))
+    engine.bridge.send(Batch((request.buffer, outcome)))
+    engine.core.post(Command.RELEASE, request)
+    engine.pump()
+    assert not engine.bridge.batch.contents
+    assert isinstance(stream.error, DeadlineExceeded)
 
 
 @pytest.mark.parametrize("most", [1, 3, 100])
