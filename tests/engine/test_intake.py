@@ -33,6 +33,7 @@ from asyncinfer.engine.deadlines import Deadlines
 from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.preparer import Preparer
 from asyncinfer.engine.prompt_reader import PromptReader
+from asyncinfer.engine.prompt_workers import HUGE, PromptWorkers, Task
 from asyncinfer.engine.request import End, Request
 from asyncinfer.engine.stream import Stream
 from asyncinfer.engine.turn_limit import MOST
@@ -196,6 +197,23 @@ async def test_huge_prompts_hold_up_no_other(
             assert len(held.begun) == 1
             group.cancel_scope.cancel()
             held.let_go.set()
+
+
+async def test_a_huge_prediction_goes_where_huge_prompts_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+
+    def given(workers: PromptWorkers, task: Task, size: int) -> None:
+        sizes.append(size)
+        raise Overloaded("no thread")
+
+    monkeypatch.setattr(PromptWorkers, "give", given)
+    async with Engine(FakeModel()) as engine:
+        for prompt, prediction in (("x", "x" * HUGE), ("x" * HUGE, "x"), ("x", "x" * (HUGE - 1))):
+            with pytest.raises(Overloaded):
+                await engine.generate(prompt, prediction=prediction)
+    assert [size >= HUGE for size in sizes] == [True, True, False]
 
 
 @pytest.fixture
