@@ -23,6 +23,7 @@ from asyncinfer.engine.footprint import (
     submitted_bytes,
 )
 from asyncinfer.engine.request import Request
+from asyncinfer.grammar import Matcher
 from asyncinfer.grammar import matcher_size as matcher_size_module
 from asyncinfer.testing import FakeModel
 from asyncinfer.text import ChatTemplate, StopStrings
@@ -259,6 +260,23 @@ async def test_what_matchers_grow_by_is_charged(
             await engine.generate("q", **options)
         assert engine.stats().held_bytes == 0
         await engine.generate("q", max_tokens=4)
+
+
+@pytest.mark.anyio
+async def test_what_matchers_of_beams_grow_by_is_charged_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A beam's matcher is kept beside its copies until its successors were computed."""
+    charged: list[int] = []
+    monkeypatch.setattr(Admission, "charge", lambda self, request, count: charged.append(count))
+    monkeypatch.setattr(Matcher, "grown", lambda self: 1234567)
+    async with Engine() as engine:
+        await engine.generate("q", regex="(ab|cd){4}", max_tokens=2)
+        assert 1234567 in charged
+        charged.clear()
+        await engine.beam_search("q", beams=2, regex="(ab|cd){4}", max_tokens=2)
+    assert 2 * 1234567 in charged
+    assert 1234567 not in charged
 
 
 @pytest.mark.anyio
