@@ -118,6 +118,24 @@ def test_a_slot_holds_memory_for_one_dtype(
     assert pool.layers[torch.float32]
 
 
+def test_a_dtype_stays_while_an_adapter_of_it_is_loaded(
+    pool: AdapterPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the last one that was held in it is given back meanwhile."""
+    held = [load(pool, random_tensors(0), CONFIG)]
+
+    def release() -> None:
+        while held:
+            pool.release(held.pop())
+
+    monkeypatch.setattr("asyncinfer.adapters.pool.check_cancelled", release)
+    slot = load(pool, random_tensors(1), CONFIG).slot
+    assert not held
+    for weights in pool.layers[torch.float32].values():
+        assert weights.host_ranks[slot]
+        assert weights.down[slot].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_slot_holds_nothing_of_its_last_adapter(pool: AdapterPool, dtype: torch.dtype) -> None:
     """One of a larger rank, which changes more layers."""
