@@ -136,6 +136,22 @@ def test_what_is_no_call_is_not_lost(name: str, text: str, content: str | None, 
         assert found[0] == content
 
 
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("One.\n\n{} Two.", "One.\n\nTwo."),
+        ("One.{} Two.", "One. Two."),
+        ("One.{}Two.", "One.\nTwo."),
+    ],
+)
+def test_text_around_calls_stays_apart_as_it_was(text: str, content: str) -> None:
+    reading = Reading(family_named("hermes"), tokenizer_of(SYNTAXES["hermes"]))
+    for calls in (1, 2):
+        call = SYNTAXES["hermes"].write((("now", {}),)) * calls
+        marked = reading.marked(text.replace("{}", call))
+        assert reading.parse(marked)[0] == reading.parse(*marked)[0] == content
+
+
 def arguments_of(name: str, text: str) -> list[str]:
     reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]))
     marked = reading.marked(text)
