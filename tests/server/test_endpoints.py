@@ -231,6 +231,7 @@ async def test_a_body_that_does_not_arrive(engine: Engine, monkeypatch: pytest.M
                 await stream.send(head + b"content-length: 100\r\n\r\n{")
                 answer = b"".join([part async for part in stream])
     assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"\r\nconnection: close\r\n" in answer.lower()
     assert b"the body did not arrive" in answer
 
 
