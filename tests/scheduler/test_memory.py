@@ -8,6 +8,7 @@ import pytest
 
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Sequence, SequenceState, Step
+from asyncinfer.testing import FakeModel, InlineEngine
 from asyncinfer.testing.simulation import Simulation
 
 Make = Callable[..., Simulation]
@@ -155,6 +156,22 @@ def test_rows_take_turns_where_a_step_has_no_room_for_all(
     assert [len(track.tokens) for track in tracks] == [count + 6 for count in before]
     sim.drain()
     assert all(track.ended == "length" for track in tracks)
+
+
+def test_answers_of_a_format_take_turns_too() -> None:
+    small = False
+    engine = InlineEngine(FakeModel(no_room=lambda step: small and step.tokens > 3), buffer=200)
+    streams = [engine.submit("q", regex="[ab]{90}", seed=seed) for seed in range(7)]
+    (*outputs,) = (output for stream in streams for output in stream.request.outputs)
+    while not all(output.count for output in outputs):
+        engine.pump()
+    small = True
+    before = [output.count for output in outputs]
+    engine.pump(28)
+    gained = [output.count - count for output, count in zip(outputs, before, strict=True)]
+    assert 0 < max(gained) <= min(gained) + 2
+    engine.run()
+    assert all(stream.error is None for stream in streams)
 
 
 def test_a_prompt_goes_on_beside_more_answers_than_a_small_step_holds(
