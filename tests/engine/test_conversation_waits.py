@@ -45,6 +45,17 @@ def test_waiting_outlasts_the_steps_in_flight(overlap: int) -> None:
     assert conversation.state == "live"
 
 
+def test_a_conversation_is_over_from_its_ttl_on() -> None:
+    engine = InlineEngine(FakeModel())
+    conversation = Conversation(ttl=5.0)
+    ask(engine, conversation, [])
+    engine.run()
+    for engine.now, state in ((4.75, "live"), (5.0, "over")):
+        engine.submit([1], max_tokens=1)
+        engine.run()
+        assert conversation.state == state
+
+
 @pytest.mark.parametrize("overlap", [1, 2, 4])
 @pytest.mark.parametrize("ended", ["none", "origin", "fork"])
 def test_a_fork_pins_what_its_origin_holds(overlap: int, ended: str) -> None:
