@@ -73,6 +73,9 @@ def test_a_colliding_key_is_neither_hit_nor_replaced() -> None:
     publish(cache, [1, 2], [7])
     assert hits(cache, [3, 4]) == []
     assert publish(cache, [3, 4], [8]) == [None]
+    for other in (("tenant", ""), ("", "adapter")):
+        assert hits(cache, [1, 2], other) == []
+        assert publish(cache, [1, 2], [8], other) == [None]
     assert hits(cache, [1, 2]) == [7]
 
 
