@@ -69,8 +69,8 @@ class Conversations:
         self.due = math.inf
 
     def hold(self, conversation: Conversation, entries: Sequence[CacheEntry], now: float) -> None:
-        """A request of the conversation ends with these blocks, all published. Earlier blocks of
-        the conversation, such as those of a withdrawn answer, are released."""
+        """A request of the conversation ends with these blocks, of which some may be evicted.
+        Earlier blocks of the conversation, such as those of a withdrawn answer, are released."""
         held = conversation.entries
         same = 0
         for ours, theirs in zip(held, entries, strict=False):

@@ -147,10 +147,7 @@ class PrefixCache:
             entries.append(last)
             last = last.parent
         entries.reverse()
-        there = 0
-        while there < len(entries) and self.by_block.get(entries[there].block) is entries[there]:
-            there += 1
-        self.conversations.hold(conversation, entries[:there], self.now)
+        self.conversations.hold(conversation, entries, self.now)
 
     def evict(self, count: int) -> list[int]:
         """Give up `count` evictable blocks, which there must be."""
