@@ -178,6 +178,7 @@ async def test_the_bytes_of_all_bodies_are_bounded(monkeypatch: pytest.MonkeyPat
         go_on.set()
     assert bodies.held == 0
     assert await bodies.read(sending(b'{"b"', b":1}")) == ({"b": 1}, 7)
+    assert await bodies.read(sending(b'{"b"', b":1   }")) == ({"b": 1}, 10)
     with pytest.raises(HttpError) as caught:
         await bodies.read(sending(b'{"b"', b":1    }"))
     assert caught.value.status == 413
