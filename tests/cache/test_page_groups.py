@@ -62,7 +62,10 @@ def test_every_group_has_a_table_of_its_own() -> None:
     assert blocks.available == 1
     assert blocks.wanted(20, [], 0) == [10, 3, 5]
     assert blocks.wanted(20, [], 16) == [2, 2, 2]
+    found = blocks.match(r, 16)
+    assert blocks.wanted(20, found) == [2, 2, 2]
     blocks.close(r)
+    assert blocks.wanted(20, found) == [10, 3, 5], "pages that nobody has are available"
     assert [group.available for group in blocks.groups] == [9, 9, 9]
 
 
