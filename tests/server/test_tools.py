@@ -253,6 +253,23 @@ async def test_a_choice_of_another_kind_is_told_as_it_came() -> None:
     assert "must have the name of a tool" in answer.json["error"]["message"]
 
 
+async def test_each_of_several_calls_is_a_block_of_a_message() -> None:
+    calls: list[tuple[str, dict[str, Any]]] = [("weather", given) for given in ARGUMENTS[:3]]
+    options: dict[str, Any] = {"model": "ScriptedModel", "messages": CHAT[1:], **CALLED}
+    options["max_tokens"] = 400
+    model = ScriptedModel([Said("I look.", tool_calls=calls)] * 2)
+    async with Engine(model) as engine, anthropic_client(engine) as client:
+        done = await client.messages.create(**options)
+        async with client.messages.stream(**options) as stream:
+            final = await stream.get_final_message()
+    for content in (done.content, final.content):
+        first, *blocks = content
+        assert first.type == "text"
+        for block, given in zip(blocks, ARGUMENTS[:3], strict=True):
+            assert block.type == "tool_use"
+            assert (block.name, block.input) == ("weather", given)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("said", "kept"),
