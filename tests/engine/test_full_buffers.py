@@ -11,6 +11,7 @@ from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.loop_bridge import Batch
 from asyncinfer.engine.request import End, Request
 from asyncinfer.engine.stream_buffer import Coalescing
+from asyncinfer.scheduler import Scheduler, Sequence
 from asyncinfer.testing import FakeModel, InlineEngine, InlineStream
 
 LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0.0}
@@ -82,6 +83,42 @@ def test_a_stream_is_unread_since_its_first_answer_paused() -> None:
     engine.now += 0.2
     engine.pump()
     assert isinstance(stream.error, StreamStalled)
+
+
+def test_whoever_empties_the_buffer_before_it_can_see_the_pause_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = InlineEngine(FakeModel(), buffer=8)
+    stream = engine.submit("hello", **LONG)
+    pause = Scheduler.pause
+
+    def read_meanwhile(scheduler: Scheduler, sequence: Sequence) -> None:
+        stream.read()
+        pause(scheduler, sequence)
+
+    monkeypatch.setattr(Scheduler, "pause", read_meanwhile)
+    engine.pump(450)
+    stream.read()
+    assert len(stream.token_ids()) == 400
+
+
+def test_a_stop_ends_the_answers_that_have_not_ended() -> None:
+    engine = InlineEngine(FakeModel())
+    options: dict[str, Any] = {"n": 2, "max_tokens": 40, "seed": 3}
+    plain = engine.submit("hello", **options)
+    engine.run()
+    plain.read()
+    last = next(each for each in plain.token_ids() if each not in plain.token_ids(1))
+    ended = plain.token_ids().index(last) + 1
+    stream = engine.submit("hello", stop_token_ids=[last], **options)
+    engine.pump(ended + 4)
+    stream.stop()
+    engine.run()
+    stream.read()
+    reasons = [(chunk.index, chunk.finish_reason) for chunk in stream.chunks if chunk.finish_reason]
+    assert reasons == [(0, "stop"), (1, "stopped")]
+    assert stream.token_ids() == plain.token_ids()[:ended]
+    assert ended < len(stream.token_ids(1)) < 40
 
 
 # fault 5
