@@ -223,6 +223,20 @@ async def test_an_answer_drawn_at_random_is_found_again() -> None:
         assert again, "the test shows something"
 
 
+async def test_an_answer_that_is_last_after_a_rewind_stays_the_tokens_it_was() -> None:
+    drawn: dict[str, Any] = {"temperature": 2.0, "max_tokens": 16, "seed": 3, "ignore_eos": True}
+    async with Engine() as engine, engine.session(**drawn) as chat:
+        first = await chat.send("turn 0")
+        # After the token that begins a text.
+        assert engine.tokenizer.encode(first.text)[1:] != [*first.token_ids]
+        second = await chat.send("turn 1")
+        chat.rewind(2)
+        assert chat.messages[-1]["content"] == first.text
+        again = await chat.send("turn 1")
+    assert again.usage.prompt_tokens == second.usage.prompt_tokens
+    assert again.token_ids == second.token_ids
+
+
 async def test_without_an_event_loop() -> None:
     with SyncEngine(ScriptedModel(["one", "two", "three"])) as engine:
         with engine.session(system="Be brief.") as chat:
@@ -339,6 +353,20 @@ async def test_a_fork_outlives_its_origin() -> None:
         del fork, chat
         gc.collect()
         await until(engine, 0)
+
+
+async def test_a_session_waits_for_the_tool_that_its_answer_calls() -> None:
+    async with small_engine() as engine, engine.session(tools=[LOOK]) as chat:
+        cache = core_of(engine).scheduler.cache
+        assert cache is not None
+        pinning = cache.conversations.pinning
+        done = await chat.send("please look")
+        await engine.generate([1], max_tokens=1)
+        assert (len(pinning["live"]), len(pinning["waiting"])) == (0, 1)
+        call = done.tool_calls[0]
+        await chat.send({"role": "tool", "tool_call_id": call.id, "content": "a cat"})
+        await engine.generate([1], max_tokens=1)
+        assert (len(pinning["live"]), len(pinning["waiting"])) == (1, 0)
 
 
 async def test_after_its_ttl_a_session_is_not_kept() -> None:
