@@ -6,6 +6,7 @@ import json
 import mmap
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -116,6 +117,30 @@ def test_a_slot_holds_memory_for_one_dtype(
         assert weights.host_ranks[first.slot] == 0
         assert weights.down[1 - first.slot].any()
     assert pool.layers[torch.float32]
+
+
+def test_a_slot_holds_nothing_of_an_adapter_that_failed_midway(pool: AdapterPool) -> None:
+    small = random_tensors(1, 2)
+    stays = load(pool, small, CONFIG)
+    with open_adapter(random_tensors(0, 8), CONFIG) as files:
+        adapter = check_adapter(files, pool.layout, pool.max_rank)
+        whole = list(adapter.matrices())
+        name = whole[0][0].name
+
+        class Failing:
+            dtype, rank, config = adapter.dtype, adapter.rank, adapter.config
+
+            def matrices(self) -> Iterator[Any]:
+                layer, down, up = whole[0]
+                # Its second copy fails.
+                yield layer, down, up[:, :1].expand(-1, 3)
+
+        with pytest.raises(RuntimeError, match="must match"):
+            pool.load(Failing())  # type: ignore[arg-type]
+    second = load(pool, small, CONFIG)
+    weights = pool.layers[torch.float32][name]
+    assert torch.equal(weights.down[second.slot], weights.down[stays.slot])
+    assert torch.equal(weights.up[second.slot], weights.up[stays.slot])
 
 
 def test_a_dtype_stays_while_an_adapter_of_it_is_loaded(
