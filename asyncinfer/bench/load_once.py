@@ -63,7 +63,7 @@ def load_once(
     loader: str, folder: Path, warm_up: Path, device: str, dtype: str, copies: Path | None = None
 ) -> TimedLoad:
     """Load `folder` by one of `LOADERS`, in a new process that has loaded `warm_up` before. So the
-    time includes neither imports nor a GPU's context, nor what `_touch` takes. `copies`: where
+    time includes neither imports nor a GPU's context, nor what `_touch` does. `copies`: where
     `SECOND` and `BYTES` have their copies; None for others."""
     context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
     if _FORKS:
@@ -82,7 +82,8 @@ def _load(
     else:
         load(warm_up, copies=copies / "warm-up")
         load = partial(load, copies=copies / "model")
-    if device == "cpu":
+    # A mapped copy takes no such memory, and what the system does with it afterwards delays others.
+    if device == "cpu" and copies is None:
         _touch(sum(path.stat().st_size for path in weight_files(folder)) * 5 // 4)
     # Else objects imported in the warm-up may be collected in the middle of the load.
     gc.collect()
