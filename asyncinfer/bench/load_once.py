@@ -82,7 +82,6 @@ def _load(
     else:
         load(warm_up, copies=copies / "warm-up")
         load = partial(load, copies=copies / "model")
-    # A mapped copy takes no such memory, and what the system does with it afterwards delays others.
     if device == "cpu" and copies is None:
         _touch(sum(path.stat().st_size for path in weight_files(folder)) * 5 // 4)
     # Else objects imported in the warm-up may be collected in the middle of the load.
