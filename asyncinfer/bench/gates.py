@@ -30,6 +30,10 @@ class StartingLine:
         if not self._missing:
             self._complete.set()
 
+    def open(self) -> None:
+        """Let the first step go whoever is missing: nobody reads what it gives."""
+        self._complete.set()
+
     def wait(self) -> None:
         if not self._complete.is_set() and not self._complete.wait(PATIENCE):
             raise BenchError(f"{self._missing} streams were not submitted in {PATIENCE:g} s")

@@ -70,9 +70,12 @@ async def measure_streams(
     )
     async with Engine(model, config=config) as engine:
         meter.running = lambda: engine.stats().running
-        async with anyio.create_task_group() as tasks:
-            for index in range(streams):
-                tasks.start_soon(consume, index)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for index in range(streams):
+                    tasks.start_soon(consume, index)
+        finally:
+            meter.line.open()
     return meter.load()
 
 

@@ -66,9 +66,13 @@ async def measure_tokens(
         max_step_tokens=64 * running,
         observers=observers,
     )
-    async with Engine(model, config=config) as engine, anyio.create_task_group() as tasks:
-        for index in range(running):
-            tasks.start_soon(consume, index)
+    async with Engine(model, config=config) as engine:
+        try:
+            async with anyio.create_task_group() as tasks:
+                for index in range(running):
+                    tasks.start_soon(consume, index)
+        finally:
+            gate.open()
     return gate.cost()
 
 
@@ -95,6 +99,7 @@ class _LockStep:
         self._made = 0
         self._held = 0
         self._caught_up = threading.Event()
+        self._opened = False
         self._full_steps = 0
         self._first: _Mark | None = None
         self._last: _Mark | None = None
@@ -104,6 +109,12 @@ class _LockStep:
         self._held += tokens
         if self._held >= self._made:
             self._caught_up.set()
+
+    def open(self) -> None:
+        """Let all steps go: the consumers have left, and the engine closes."""
+        self._opened = True
+        self.line.open()
+        self._caught_up.set()
 
     def __call__(self, phase: Phase, plan: Step) -> None:
         if phase == "launch":
@@ -120,9 +131,11 @@ class _LockStep:
 
     def _wait(self) -> None:
         # The consumer counts before it compares, and this thread clears before it compares. So
-        # whichever compares second sees the other's change.
+        # whichever compares second sees the other's change. The same holds of `open`.
         self._caught_up.clear()
-        if self._held < self._made and not self._caught_up.wait(PATIENCE):
+        if self._opened or self._held >= self._made:
+            return
+        if not self._caught_up.wait(PATIENCE):
             raise BenchError(f"consumers hold {self._held} of {self._made} tokens")
 
     def _mark(self) -> _Mark:

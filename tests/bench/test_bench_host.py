@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import pkgutil
 import time
+from collections.abc import Awaitable, Callable
 
+import anyio
 import pytest
 from benchmarks.host_steps import measure_runner, measure_scheduler
 
@@ -64,6 +69,42 @@ def test_streams_get_what_was_asked_for(loop: str) -> None:
     # Never faster than asked for; how much slower is the machine's affair.
     assert 0 < load.rate <= 2000.0 * 1.5
     assert load.rate == pytest.approx(load.tokens / load.seconds)
+
+
+@pytest.mark.parametrize(
+    ("measure", "waits", "number", "ends"),
+    [
+        (measure_tokens, "host_tokens._LockStep._wait", 2, "host_tokens._LockStep.hold"),
+        (measure_tokens, "gates.StartingLine.wait", 1, "gates.StartingLine.enter"),
+        (measure_streams, "gates.StartingLine.wait", 1, "gates.StartingLine.enter"),
+    ],
+)
+def test_a_run_that_is_left_ends(
+    measure: Callable[..., Awaitable[object]],
+    waits: str,
+    number: int,
+    ends: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The wait of this number no longer waits for consumers that a Ctrl-C has ended."""
+    calls = itertools.count(1)
+    before = pkgutil.resolve_name(f"asyncinfer.bench.{waits}")
+
+    async def leave() -> None:
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as scope:
+
+            def wait(self: object) -> None:
+                if next(calls) == number:
+                    loop.call_soon_threadsafe(scope.cancel)
+                before(self)
+
+            monkeypatch.setattr(f"asyncinfer.bench.{waits}", wait)
+            monkeypatch.setattr(f"asyncinfer.bench.{ends}", lambda *rest: None)
+            await measure(8)
+        assert scope.cancelled_caught
+
+    run_on("asyncio", leave)
 
 
 def test_the_whole_command_has_its_figures() -> None:
