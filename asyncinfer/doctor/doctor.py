@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -106,8 +107,11 @@ def examine_machine(
     tuned = tuple(tuned_kernels(config, told)) if tune else ()
     # Once before each kind of products: another program may have the memory at one moment.
     bandwidths = []
+    over = threading.Event()
 
     def next_kind(held: str) -> None:
+        if over.is_set():
+            raise CancelledError
         told("memory bandwidth")
         bandwidths.append(read_bandwidth())
         told(f"products, {held}")
@@ -115,7 +119,12 @@ def examine_machine(
     threads = torch.get_num_threads() if threads is None else threads
     # A thread of its own, since a number of threads is chosen for good.
     with ThreadPoolExecutor(1, initializer=use_cpu_threads, initargs=(threads,)) as pool:
-        products = pool.submit(product_times, config, rows, next_kind).result()
+        timed = pool.submit(product_times, config, rows, next_kind)
+        try:
+            products = timed.result()
+        finally:
+            # After a Ctrl-C the thread is waited for.
+            over.set()
     return Report(
         machine=machine,
         threads=threads,

@@ -7,6 +7,9 @@ import json
 import math
 import os
 import re
+import signal
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -385,6 +388,22 @@ def test_looking_changes_no_thread_number(model: Path) -> None:
     assert report.threads == 1
     assert report.best(1) in report.products
     assert torch.get_num_threads() == before
+
+
+def test_ctrl_c_ends_it_at_the_next_kind_of_products(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def times(config: object, rows: object, told: Callable[[str], object]) -> None:
+        told("one")
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        while True:
+            told("another")
+
+    monkeypatch.setattr(doctor, "product_times", times)
+    monkeypatch.setattr(doctor, "all_trials", lambda config: ())
+    monkeypatch.setattr(doctor, "read_bandwidth", float)
+    with pytest.raises(KeyboardInterrupt):
+        examine_machine(model, threads=1, rows=(1,))
 
 
 def test_what_is_fastest_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
