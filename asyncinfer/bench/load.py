@@ -142,6 +142,8 @@ def measure_load(
         dtype = "float16" if device == "cpu" else "bfloat16"
     if options.layout != "plain" and options.model is not None:
         raise BenchError("layout: is of random weights; leave it out with a model")
+    if options.model is not None and not Path(options.model).exists():
+        raise BenchError(f"model {options.model!r}: there is no such folder, and no such GGUF file")
     quantised = options.layout != "plain" or _is_quantised(options.model)
     if quantised:
         loaders = ["asyncinfer", _ENGINE, _READ, _SECOND, _BYTES]

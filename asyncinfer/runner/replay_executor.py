@@ -157,9 +157,9 @@ class ReplayExecutor(EagerExecutor):
     def _recorded_step(self, kind: _Kind, recorded: _Recorded, arrays: StepArrays) -> torch.Tensor:
         """The hidden states of a step for whose kind there is a recording."""
         tokens, trusted = len(arrays.positions), kind in self._trusted
-        # A chunk of other tokens than the recorded one shows most.
-        compares = trusted or not kind.chunk or tokens != recorded.tokens
-        chunk = self._chunk_of(arrays) if kind.chunk and compares else None
+        # To compare with, a chunk of other tokens than the recorded one shows most.
+        replays = trusted or not kind.chunk or tokens != recorded.tokens
+        chunk = self._chunk_of(arrays) if kind.chunk and replays else None
         if kind.chunk and chunk is None:
             return super().forward(arrays)
         self._replay(recorded.calls, arrays, chunk)

@@ -1,4 +1,4 @@
-"""Allocating memory for weights."""
+"""Memory for weights: taking it, its bounds, and whether it holds a file already."""
 
 from __future__ import annotations
 

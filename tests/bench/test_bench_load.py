@@ -154,3 +154,9 @@ def test_figures_are_of_the_medians(tmp_path: Path) -> None:
 def test_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="no safetensors"):
         measure_load(LoadOptions(model=str(tmp_path), device="cpu", peer=False))
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(BenchError, match=f"model '{missing}': there is no such folder"):
+        measure_load(LoadOptions(model=str(missing), device="cpu", peer=False))
