@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.deepseek_v3 import DeepSeekV3
+from asyncinfer.models.experts import read_grouped_experts
 from asyncinfer.models.parts import ExpertsConfig
 from asyncinfer.models.reader import JsonReader
 
@@ -39,5 +40,5 @@ class DeepSeekV2(DeepSeekV3):
         whole = {"n_group": 1, "topk_group": 1}
         if method == "greedy":
             config = JsonReader({**config.values, **whole}, config.file)
-        base = super().experts(config, llama)
+        base = read_grouped_experts(config, llama)
         return replace(base, scoring="softmax", correction=False, group_best=1)

@@ -83,6 +83,6 @@ class DeepSeekV3(Family):
         """The settings of `count` layers; empty if all layers are alike."""
         return dense_first(config, count, rope)
 
-    def experts(self, config: JsonReader, llama: ModelConfig) -> ExpertsConfig:
-        """The mixture of experts."""
+    def experts(self, config: JsonReader, llama: ModelConfig) -> ExpertsConfig | None:
+        """The mixture of experts; None: there is none."""
         return read_grouped_experts(config, llama)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.deepseek_v3 import DeepSeekV3
+from asyncinfer.models.experts import read_grouped_experts
 from asyncinfer.models.parts import ExpertsConfig
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.temperatures import tempered
@@ -73,5 +74,5 @@ class Mistral4(DeepSeekV3):
         return replace(base, layers=tempered(config, base), names=names)
 
     def experts(self, config: JsonReader, llama: ModelConfig) -> ExpertsConfig:
-        base = super().experts(config, llama)
+        base = read_grouped_experts(config, llama)
         return replace(base, scoring="softmax", correction=False, group_best=2)

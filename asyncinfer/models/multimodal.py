@@ -16,9 +16,11 @@ from asyncinfer.models.ministral import Ministral
 from asyncinfer.models.ministral3 import Ministral3
 from asyncinfer.models.mistral import Mistral
 from asyncinfer.models.mistral4 import Mistral4
+from asyncinfer.models.names import TensorNames
 from asyncinfer.models.qwen3 import Qwen3
 from asyncinfer.models.qwen3_5 import Qwen35
 from asyncinfer.models.qwen3_5_moe import Qwen35MoE
+from asyncinfer.models.qwen3_moe import Qwen3MoE
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.text_part import TEXT_ALONE, text_values
 
@@ -30,6 +32,7 @@ __all__ = [
     "Qwen35MoEMultimodal",
     "Qwen35Multimodal",
     "QwenVL",
+    "QwenVLMoE",
 ]
 
 
@@ -126,6 +129,35 @@ class QwenVL(Multimodal):
         "max_position_embeddings": 128_000,
         # Only transformers 4 left it out, and meant this one.
         "rope_theta": 5_000_000.0,
+    }
+
+
+class _Qwen3VLText(Qwen3MoE):
+    """Qwen3-VL's text model with experts: all of a layer's in one tensor."""
+
+    def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
+        base = super().configure(config, llama)
+        assert base.experts is not None
+        names = TensorNames(
+            expert_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj"
+        )
+        return replace(base, experts=replace(base.experts, normalise=True), names=names)
+
+
+class QwenVLMoE(QwenVL):
+    """Qwen3-VL with experts, such as Qwen3-VL-30B-A3B-Instruct, its text alone."""
+
+    model_type = "qwen3_vl_moe"
+    texts: ClassVar = {"qwen3_vl_moe_text": _Qwen3VLText}
+    defaults: ClassVar = {
+        "vocab_size": 151_936,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 128_000,
+        "rope_theta": 500_000.0,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
     }
 
 

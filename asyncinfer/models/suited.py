@@ -18,9 +18,10 @@ _NO_HEAD: Final = "it has no head: only its vectors mean something, its answers 
 def suited(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
     """The config with the names of this checkpoint's tensors, where an architecture's checkpoints
     differ: with or without a prefix, with or without a head, with all experts of a layer in one
-    tensor, with other names of norms and of modules, with convolutions that are cut elsewhere."""
+    tensor, whose inputs or outputs come first, with other names of norms and of modules, with
+    convolutions that are cut elsewhere."""
     config = _recut(_respelled(_without_prefix(config, checkpoint), checkpoint), checkpoint)
-    config = _moved(config, checkpoint)
+    config = _turned(_moved(config, checkpoint), checkpoint)
     fused = config.names.fused_experts
     if fused is None or not any(name.endswith(f".{fused[0]}") for name in checkpoint.tensors):
         return config
@@ -57,6 +58,20 @@ def _moved(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
     up = tuple(name.replace(first, second) for name in names.up)
     names = replace(names, up=up, down=names.down.replace(first, second))
     return replace(config, names=names)
+
+
+def _turned(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
+    """The config with outputs before inputs in tensors of all experts, where this checkpoint has
+    them so: transformers saves Qwen3-VL's as it holds them in memory."""
+    names, experts = config.names, config.experts
+    if experts is None or "{}" in names.expert_down:
+        return config
+    ends = f".{names.expert_down}"
+    stored = (each.shape for name, each in checkpoint.tensors.items() if name.endswith(ends))
+    outputs_first = (experts.count, config.hidden_size, experts.intermediate_size)
+    if config.hidden_size == experts.intermediate_size or next(stored, None) != outputs_first:
+        return config
+    return replace(config, names=replace(names, expert_outputs_first=True))
 
 
 def _recut(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:

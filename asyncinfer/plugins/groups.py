@@ -72,6 +72,7 @@ models: Final[Registry[ModelFamily]] = Registry(
         "DeepseekV2ForCausalLM": "asyncinfer.models.deepseek_v2:DeepSeekV2",
         "DeepseekV32ForCausalLM": "asyncinfer.models.deepseek_v32:DeepSeekV32",
         "DeepseekV3ForCausalLM": "asyncinfer.models.deepseek_v3:DeepSeekV3",
+        "Dots1ForCausalLM": "asyncinfer.models.dots1:Dots1",
         "Ernie4_5ForCausalLM": "asyncinfer.models.ernie4_5:Ernie45",
         "Ernie4_5_MoeForCausalLM": "asyncinfer.models.ernie4_5_moe:Ernie45MoE",
         "Exaone4ForCausalLM": "asyncinfer.models.exaone4:Exaone4",
@@ -95,6 +96,8 @@ models: Final[Registry[ModelFamily]] = Registry(
         "GraniteForCausalLM": "asyncinfer.models.granite:Granite",
         "GraniteMoeForCausalLM": "asyncinfer.models.granitemoe:GraniteMoE",
         "GraniteMoeHybridForCausalLM": "asyncinfer.models.granitemoehybrid:GraniteHybrid",
+        "GraniteSWAForCausalLM": "asyncinfer.models.granite_swa:GraniteSWA",
+        "HYV3ForCausalLM": "asyncinfer.models.hy_v3:HyV3",
         "HunYuanDenseV1ForCausalLM": "asyncinfer.models.hunyuan_v1_dense:HunyuanDense",
         "HunYuanMoEV1ForCausalLM": "asyncinfer.models.hunyuan_v1_moe:HunyuanMoE",
         "KimiLinearForCausalLM": "asyncinfer.models.kimi_linear:KimiLinear",
@@ -127,6 +130,7 @@ models: Final[Registry[ModelFamily]] = Registry(
         "Qwen3MoeForCausalLM": "asyncinfer.models.qwen3_moe:Qwen3MoE",
         "Qwen3NextForCausalLM": "asyncinfer.models.qwen3_next:Qwen3Next",
         "Qwen3VLForConditionalGeneration": "asyncinfer.models.multimodal:QwenVL",
+        "Qwen3VLMoeForConditionalGeneration": "asyncinfer.models.multimodal:QwenVLMoE",
         "Qwen3_5ForCausalLM": "asyncinfer.models.qwen3_5:Qwen35",
         "Qwen3_5ForConditionalGeneration": "asyncinfer.models.multimodal:Qwen35Multimodal",
         "Qwen3_5MoeForCausalLM": "asyncinfer.models.qwen3_5_moe:Qwen35MoE",
@@ -135,6 +139,7 @@ models: Final[Registry[ModelFamily]] = Registry(
         "SmolLM3ForCausalLM": "asyncinfer.models.smollm3:SmolLM3",
         "SolarOpenForCausalLM": "asyncinfer.models.solar_open:SolarOpen",
         "Starcoder2ForCausalLM": "asyncinfer.models.starcoder2:StarCoder2",
+        "YoutuForCausalLM": "asyncinfer.models.youtu:Youtu",
     },
 )
 observers: Final[Registry[Observer]] = Registry(

@@ -71,6 +71,11 @@ DEEPSEEK: dict[str, Any] = {
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
+LATENT: dict[str, Any] = {
+    key: value
+    for key, value in DEEPSEEK.items()
+    if "expert" not in key and key not in ("moe_intermediate_size", "first_k_dense_replace")
+}
 
 #: Queries that grow with their position, as Mistral's models have them.
 TEMPERED: dict[str, Any] = {
@@ -314,6 +319,62 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             "topk_group": 2,
             "norm_topk_prob": False,
             "mlp_layer_types": ["sparse", "dense"],
+        },
+    },
+    "granite_swa": {
+        "plain": {**MULTIPLIERS, "num_hidden_layers": 5, "sliding_window": 24},
+        "listed, bases of their own, untied": {
+            **MULTIPLIERS,
+            **THREE_TO_ONE,
+            "num_hidden_layers": 3,
+            "layer_types": [LOCAL, GLOBAL, LOCAL],
+            "layer_rope_theta": [10_000.0, 0, 500_000.0],
+            "sliding_window": 17,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    },
+    "youtu": {
+        "plain": LATENT,
+        "queries whole, untied": {
+            **LATENT,
+            "num_hidden_layers": 2,
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "rope_interleave": False,
+            "tie_word_embeddings": False,
+        },
+    },
+    "hy_v3": {
+        "plain": {**EXAONE_MOE, "head_dim": 24},
+        "listed, two shared, tied": {
+            **EXAONE_MOE,
+            **SEVEN_TO_ONE,
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_shared_experts": 2,
+            "router_scaling_factor": 1.5,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    },
+    "dots1": {
+        "plain": {**GLM_MOE, "n_shared_experts": 2, "first_k_dense_replace": 1, "head_dim": 24},
+        "groups, windows, biases": {
+            **GLM_MOE,
+            **SEVEN_TO_ONE,
+            "head_dim": 16,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True,
+            "sliding_window": 17,
+            "max_window_layers": 1,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
         },
     },
     "solar_open": {

@@ -12,7 +12,7 @@ __all__ = ["APART", "expert_metadata", "expert_pieces", "latent_metadata"]
 #: Families whose keys and values are apart in a file.
 APART = ("deepseek_v3", "glm_moe_dsa", "kimi_linear", "mistral4")
 #: Families whose experts are scored by a sigmoid, and are in groups.
-SIGMOID = ("deepseek_v3", "exaone_moe", "glm4_moe", "glm_moe_dsa")
+SIGMOID = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm_moe_dsa")
 
 Array = np.ndarray[Any, Any]
 
@@ -41,6 +41,8 @@ def expert_metadata(config: Any) -> dict[str, Any]:
             "nextn_predict_layers": 1,
             **_rules(config),
         }
+    if kind == "dots1":
+        return _rules(config)
     if kind in ("deepseek_v2", *APART):
         return latent_metadata(config)
     return {}

@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "cohere2": "cohere2",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "dots1": "dots1",
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5-moe",
     "exaone4": "exaone4",

@@ -39,8 +39,9 @@ OPTIONS: dict[str, Any] = {
 ANSWER = 12
 #: Tokens of answers that have to be preempted.
 LONG = 30
-#: Family -> more of them, where states have so much of the memory that few run side by side.
-LONGER = {"nemotron-h": 48}
+#: Family -> more of them, where states or windows have so much of the memory that few run side by
+#: side.
+LONGER = {"granite_swa": 48, "nemotron-h": 48}
 #: Blocks of KV: fewer than six answers take that run side by side.
 BLOCKS = 26
 #: The pages of a model all of whose layers have a window, which frees those that it has passed.
@@ -49,7 +50,12 @@ WINDOW_PAGES = 10
 TIE = 3e-4
 #: Family -> the shape that is taken where its first will not do: with a tied head so small a model
 #: repeats itself.
-SHAPES = {"gemma2": "no caps, untied", "gemma3_text": "scaled", "gpt_neox": "one after the other"}
+SHAPES = {
+    "gemma2": "no caps, untied",
+    "gemma3_text": "scaled",
+    "gpt_neox": "one after the other",
+    "granite_swa": "listed, bases of their own, untied",
+}
 #: Family -> a shape all of whose layers have a window, beside one without any.
 WINDOWED = {
     "ministral3": "window, tied",
@@ -154,7 +160,7 @@ def test_no_family_is_left_out() -> None:
         *(shapes for _, shapes in {**HYBRIDS, **GEMMAS, **SPARSE}.values()),
     ]
     assert min(map(len, shapes)) >= 2
-    assert sum(kind.startswith("vl") for kind in TOWERS) == 2
+    assert sum(kind.startswith("vl") for kind in TOWERS) == 4
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -49,6 +49,7 @@ GRANTED: dict[str, dict[str, Any]] = {
 }
 #: What a file has no words for, or llama.cpp takes for granted.
 UNSAID = {
+    ("dots1", "groups, windows, biases"): "which layers have windows",
     ("cohere2", "biases, untied"): "which layers have windows, a head",
     ("deepseek_v3", "not interleaved"): "pairs that are apart",
     ("deepseek_v3", "yarn, queries whole"): "a rotation that is scaled; see test_latent_yarn",
@@ -76,7 +77,7 @@ UNSAID = {
 REFUSED = {
     "no family of ours": (
         "afmoe arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm "
-        "codeshell command-r dbrx deci deepseek dots1 exaone falcon "
+        "codeshell command-r dbrx deci deepseek exaone falcon "
         "gemma3n gptj grok grovemoe internlm2 jais "
         "jais2 maincoder mimo2 minicpm minicpm3 mpt "
         "olmo openelm orion pangu-embedded plamo plamo3 plm qwen refact "
@@ -98,7 +99,11 @@ WITHOUT_FILES = {
     "CwmForCausalLM": "a file does not say which layers have windows",
     "ExaoneMoeForCausalLM": "another name of ExaoneMoEForCausalLM",
     "Glm4MoeLiteForCausalLM": "a file is one of DeepSeek-V2",
+    "GraniteSWAForCausalLM": "llama.cpp has no such architecture",
+    "HYV3ForCausalLM": "the package that reads GGUF files knows no such architecture",
     "Qwen3VLForConditionalGeneration": "its text model alone is qwen3",
+    "Qwen3VLMoeForConditionalGeneration": "its text model alone is qwen3moe",
+    "YoutuForCausalLM": "a file is one of DeepSeek-V2, which has experts",
     "SolarOpenForCausalLM": "a file is one of GLM-4 with experts",
     "DeepseekV32ForCausalLM": "the package that reads GGUF files knows no such architecture",
     "Llama4ForConditionalGeneration": "its text model alone is llama4",

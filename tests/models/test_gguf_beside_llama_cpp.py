@@ -71,6 +71,7 @@ CASES = {
     # Its groups of experts have the sum of their two best scores, in the place of the best.
     "deepseek_v2": family("deepseek_v2", q_lora_rank=24),
     "deepseek_v3": family("deepseek_v3"),
+    "dots1": family("dots1"),
     "ernie4_5": family("ernie4_5"),
     "ernie4_5_moe": family("ernie4_5_moe", said={"expert_shared_feed_forward_length": 48}),
     "exaone-moe": family("exaone_moe", said={**LAST, "block_count": 4}),

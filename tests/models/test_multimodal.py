@@ -24,6 +24,7 @@ from transformers import (
     Qwen3_5Config,
     Qwen3_5MoeConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
 )
 
 from asyncinfer.models import load_model, parse_config
@@ -46,6 +47,7 @@ CONFIGS: list[type[PreTrainedConfig]] = [
     Qwen3_5Config,
     Qwen3_5MoeConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
 ]
 
 

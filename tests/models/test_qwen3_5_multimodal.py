@@ -20,6 +20,8 @@ from transformers import (
     Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 from asyncinfer.errors import ModelLoadError
@@ -51,6 +53,32 @@ CLASSES: dict[str, tuple[Any, type[PreTrainedModel], dict[str, Any]]] = {
         Qwen3VLConfig,
         Qwen3VLForConditionalGeneration,
         {**SMALL, **SEVEN_TO_ONE, "head_dim": 24, "num_hidden_layers": 3, "attention_bias": True},
+    ),
+    "vl, experts": (
+        Qwen3VLMoeConfig,
+        Qwen3VLMoeForConditionalGeneration,
+        {
+            **SMALL,
+            "head_dim": 24,
+            "num_hidden_layers": 3,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "vl, experts, tied": (
+        Qwen3VLMoeConfig,
+        Qwen3VLMoeForConditionalGeneration,
+        {
+            **SMALL,
+            **SEVEN_TO_ONE,
+            "head_dim": 24,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "attention_bias": True,
+        },
     ),
     "dense": (Qwen3_5Config, Qwen3_5ForConditionalGeneration, DELTA),
     "experts": (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration, DELTA_MOE),
@@ -121,3 +149,14 @@ def test_a_text_config_is_needed(tmp_path: Path) -> None:
     file.write_text(json.dumps({"architectures": ["Qwen3_5MoeForConditionalGeneration"]}))
     with pytest.raises(ModelLoadError, match="text_config"):
         read_config(tmp_path)
+
+
+def test_experts_as_they_are_published(tmp_path: Path) -> None:
+    """Qwen3-VL's have inputs before outputs; transformers saves them the other way round."""
+    model = saved("vl, experts", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if ".experts." in name]:
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, file)
+    check(model, tmp_path)

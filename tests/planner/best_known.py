@@ -353,6 +353,64 @@ ATTENDING: Final[dict[str, tuple[int, dict[str, Any]]]] = {
             num_experts_per_tok=8,
         ),
     ),
+    "granite-swash-2b": (
+        2_144_463_840,
+        _attending(
+            "GraniteSWAForCausalLM",
+            2560,
+            8192,
+            24,
+            20,
+            4,
+            100_352,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "Youtu-LLM-2B": (
+        1_961_560_064,
+        {
+            "architectures": ["YoutuForCausalLM"],
+            "vocab_size": 128_256,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 131_072,
+        },
+    ),
+    "Hy3-preview": (
+        295_033_543_488,
+        _attending(
+            "HYV3ForCausalLM",
+            4096,
+            13_312,
+            80,
+            64,
+            8,
+            120_832,
+            moe_intermediate_size=1536,
+            num_experts=192,
+            num_experts_per_tok=8,
+            num_shared_experts=1,
+        ),
+    ),
+    "dots.llm1": (
+        142_774_381_696,
+        _attending(
+            "Dots1ForCausalLM",
+            4096,
+            10_944,
+            62,
+            32,
+            32,
+            152_064,
+            moe_intermediate_size=1408,
+            n_routed_experts=128,
+            n_shared_experts=2,
+            num_experts_per_tok=6,
+            first_k_dense_replace=1,
+        ),
+    ),
     "cwm": (
         32_581_097_472,
         _attending(
@@ -381,6 +439,19 @@ ATTENDING: Final[dict[str, tuple[int, dict[str, Any]]]] = {
             tie_word_embeddings=True,
         ),
     ),
+    "Qwen3-VL-30B-A3B": (
+        30_532_122_624,
+        {
+            "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+            "text_config": {
+                **_attending("Qwen3MoeForCausalLM", 2048, 6144, 48, 32, 4, 151_936),
+                "model_type": "qwen3_vl_moe_text",
+                "moe_intermediate_size": 768,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+            },
+        },
+    ),
     "Qwen3-VL-8B": (
         8_190_735_360,
         {
@@ -398,9 +469,12 @@ STATED: Final = {
     "GLM-4.7-Flash": 30,
     "GLM-5": 744,
     "Hunyuan-A13B": 80,
+    "Hy3-preview": 295,
     "K-EXAONE-236B-A23B": 236,
     "LFM2-8B-A1B": 8.3,
     "Ministral-8B": 8.02,
     "Qwen3.5-27B": 27,
     "Solar-Open-100B": 102.6,
+    "Youtu-LLM-2B": 1.96,
+    "dots.llm1": 142,
 }

@@ -97,6 +97,16 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             derived=latent_values,
             scaling_keys=_TEMPERED,
         ),
+        "dots1": GgufArchitecture(
+            family="Dots1ForCausalLM",
+            keys={
+                **MOE_KEYS,
+                **GROUP_KEYS,
+                "n_shared_experts": "expert_shared_count",
+                "first_k_dense_replace": "leading_dense_block_count",
+            },
+            values={"sliding_window": None},
+        ),
         "ernie4_5": GgufArchitecture(family="Ernie4_5ForCausalLM"),
         "ernie4_5-moe": GgufArchitecture(
             family="Ernie4_5_MoeForCausalLM",
