@@ -7,9 +7,9 @@ import json
 import math
 import os
 import re
-import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -393,17 +393,31 @@ def test_looking_changes_no_thread_number(model: Path) -> None:
 def test_ctrl_c_ends_it_at_the_next_kind_of_products(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    begun, whole = threading.Event(), threading.Event()
+
     def times(config: object, rows: object, told: Callable[[str], object]) -> None:
         told("one")
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        while True:
+        begun.set()
+        for _ in range(1_000_000):
             told("another")
+        whole.set()
 
+    class Interrupted(ThreadPoolExecutor):
+        def submit(self, *call: Any) -> Any:
+            super().submit(*call)
+            begun.wait()
+            return SimpleNamespace(result=interrupt)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "ThreadPoolExecutor", Interrupted)
     monkeypatch.setattr(doctor, "product_times", times)
     monkeypatch.setattr(doctor, "all_trials", lambda config: ())
     monkeypatch.setattr(doctor, "read_bandwidth", float)
     with pytest.raises(KeyboardInterrupt):
         examine_machine(model, threads=1, rows=(1,))
+    assert not whole.is_set()
 
 
 def test_what_is_fastest_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
