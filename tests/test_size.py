@@ -24,7 +24,7 @@ MOST = {
     "integrations": 1_815,
     "kernels": 14_135,
     "layers": 2_368,
-    "models": 11_030,
+    "models": 11_140,
     "planner": 1_299,
     "plugins": 1_455,
     "protocols": 700,

@@ -77,7 +77,7 @@ def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
         mixer = config.layer(int(layer)).mixer
         if isinstance(mixer, GatedDeltaConfig) and module == "mixer":
             return delta_rows(config.names, mixer, tensor, linear).contiguous()
-        if config.attention_gate and linear == "qkv":
+        if config.attention_gate and linear == "qkv" and len(config.names.qkv) == 3:
             tensor = _gates_before(config, tensor)
         if config.names.qkv_by_head and linear == "qkv":
             heads = tensor.view(config.num_heads, 3, config.head_dim, *tensor.shape[1:])

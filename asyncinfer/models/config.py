@@ -91,8 +91,8 @@ class ModelConfig(Layerwise):
     #: Whether the projections of the feed-forward layer have a bias.
     mlp_bias: bool = False
     head_bias: bool = False
-    #: Whether a gate for each query head, which the query projection gives behind the head's query,
-    #: multiplies by its sigmoid what the head attended to.
+    #: Whether a gate for each query head multiplies by its sigmoid what the head attended to. The
+    #: query projection gives it behind the head's query, if `names.qkv` has none for it.
     attention_gate: bool = False
     #: The factor of attention's scores; None: 1 / sqrt(dimensions of a query head).
     attention_scale: float | None = None
@@ -256,9 +256,11 @@ class ModelConfig(Layerwise):
         if names.transposed and latent is None and len(names.qkv) > 1:
             raise refuse(self, "names", "transposed needs one name in qkv")
 
-        if self.attention_gate and (latent is not None or len(names.qkv) != 3):
+        if self.attention_gate and (latent is not None or len(names.qkv) == 1):
             bound = "must be False with latent, or where one tensor has queries, keys and values"
             raise refuse(self, "attention_gate", bound)
+        if len(names.qkv) == 4 and not self.attention_gate:
+            raise refuse(self, "names", "four names in qkv need attention_gate")
 
     @property
     def norms_have_bias(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.experts import dense_first, read_grouped_experts
+from asyncinfer.models.experts import dense_first, read_grouped_experts, with_experts
 from asyncinfer.models.family import Family
 from asyncinfer.models.parts import MOST_LAYERS
 from asyncinfer.models.reader import JsonReader
@@ -36,8 +36,4 @@ class Dots1(Family):
         base = replace(llama, qk_norm="head", experts=read_grouped_experts(config, llama))
         if any(slides):
             base = replace(base, layers=windowed(config, llama, slides))
-        dense = dense_first(config, llama.num_layers, llama.rope)
-        layers = (
-            replace(base.layer(number), experts=each.experts) for number, each in enumerate(dense)
-        )
-        return replace(base, layers=tuple(layers) or base.layers)
+        return with_experts(base, dense_first(config, llama.num_layers, llama.rope))

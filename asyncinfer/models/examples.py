@@ -45,6 +45,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
             "YoutuForCausalLM": "tencent/Youtu-LLM-2B",
         },
         "experts": {
+            "AfmoeForCausalLM": "arcee-ai/Trinity-Mini",
             "DeepseekV2ForCausalLM": "deepseek-ai/DeepSeek-V2-Lite",
             "DeepseekV32ForCausalLM": "deepseek-ai/DeepSeek-V3.2-Exp",
             "DeepseekV3ForCausalLM": "deepseek-ai/DeepSeek-V3",

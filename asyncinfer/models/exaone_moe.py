@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.exaone4 import Exaone4
-from asyncinfer.models.experts import read_grouped_experts, sparse_by_list
+from asyncinfer.models.experts import read_grouped_experts, sparse_by_list, with_experts
 from asyncinfer.models.names import TensorNames
 from asyncinfer.models.reader import JsonReader
 
@@ -35,20 +35,13 @@ class ExaoneMoE(Exaone4):
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
         base = super().configure(config, llama)
-        experts = sparse_by_list(config, llama.num_layers, llama.rope)
-        layers = base.layers or experts
-        if base.layers and experts:
-            layers = tuple(
-                replace(layer, experts=other.experts)
-                for layer, other in zip(base.layers, experts, strict=True)
-            )
-        return replace(
+        base = replace(
             base,
             block="pre",
             experts=read_grouped_experts(config, llama),
-            layers=layers,
             names=TensorNames(
                 correction="mlp.e_score_correction_bias",
                 ignored=(*base.names.ignored, r"mtp\..*"),
             ),
         )
+        return with_experts(base, sparse_by_list(config, llama.num_layers, llama.rope))

@@ -16,6 +16,7 @@ __all__ = [
     "read_experts",
     "read_grouped_experts",
     "sparse_by_list",
+    "with_experts",
     "with_further_layers",
 ]
 
@@ -90,6 +91,13 @@ def sparse_by_list(
     if "dense" not in kinds:
         return ()
     return tuple(LayerConfig(rope=rope, experts=kind == "sparse") for kind in kinds)
+
+
+def with_experts(base: ModelConfig, sparse: tuple[LayerConfig, ...]) -> ModelConfig:
+    """`base`, whose layers have experts where those of `sparse` do; all have where that is
+    empty."""
+    layers = (replace(base.layer(i), experts=each.experts) for i, each in enumerate(sparse))
+    return replace(base, layers=tuple(layers) or base.layers)
 
 
 def with_further_layers(config: JsonReader, llama: ModelConfig) -> TensorNames:

@@ -56,7 +56,8 @@ class TensorNames:
     attention_out_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
     mlp_out_norm: str = "post_feedforward_layernorm"
-    #: Query, key and value projection; or one tensor with all three.
+    #: Query, key and value projection, behind that of the queries' gates where it is one of its
+    #: own; or one tensor with all three.
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     #: The one tensor holds query, key and value of the first head, then of the second, and so on.
     qkv_by_head: bool = False
@@ -190,7 +191,7 @@ class TensorNames:
             ):
                 raise refuse(self, field.name, "must be a tuple of names")
         pairs = ("up", "shared_up", "kv_up", "delta_gates")
-        counts = {"qkv": (1, 3), "delta_conv": (1, 3), "delta_in": (1, 2, 4)}
+        counts = {"qkv": (1, 3, 4), "delta_conv": (1, 3), "delta_in": (1, 2, 4)}
         counts |= {"kimi_forget": (2,), "kimi_gate": (2,)}
         for name, right in (counts | dict.fromkeys(pairs, (1, 2))).items():
             if len(getattr(self, name)) not in right:

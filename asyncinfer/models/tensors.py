@@ -72,7 +72,6 @@ def _attention(config: ModelConfig, layer: int, stored: str) -> Iterator[tuple[s
     names, hidden, own = config.names, config.hidden_size, config.layer(layer)
     head_dim = config.layer_kv(layer).head_dim
     q, kv = config.num_heads * head_dim, config.layer_kv(layer).num_kv_heads * head_dim
-    queries = 2 * q if config.attention_gate else q
     for name in block_norms(config, layer):
         yield from norm_tensors(config, name, stored + getattr(names, name)).items()
 
@@ -84,16 +83,17 @@ def _attention(config: ModelConfig, layer: int, stored: str) -> Iterator[tuple[s
     if config.latent is not None:
         yield from _latent(config, config.latent, stored)
         return
+    sizes = (q, q, kv, kv) if len(names.qkv) == 4 else (q * (1 + config.attention_gate), kv, kv)
     # A layer may have queries alone, or no values.
-    parts = 1 if own.shares_kv is not None else 2 if own.keys_as_values else 3
-    qkv = names.qkv[:parts], (queries, kv, kv)[:parts], hidden, config.qkv_bias
+    parts = len(sizes) - (2 if own.shares_kv is not None else own.keys_as_values)
+    qkv = names.qkv[:parts], sizes[:parts], hidden, config.qkv_bias
     yield from linear_tensors(config, stored, "attention.qkv", *qkv)
     yield from linear_tensors(
         config, stored, "attention.out", (names.out,), (hidden,), q, config.out_bias
     )
     if config.qk_norm is not None and config.qk_norm_weighted and own.qk_norm:
-        sizes = (head_dim, head_dim) if config.qk_norm != "projection" else (q, kv)
-        norms = (("q_norm", names.q_norm, sizes[0]), ("k_norm", names.k_norm, sizes[1]))
+        of_q, of_k = (head_dim, head_dim) if config.qk_norm != "projection" else (q, kv)
+        norms = (("q_norm", names.q_norm, of_q), ("k_norm", names.k_norm, of_k))
         for part, name, size in norms[: 1 if own.shares_kv is not None else 2]:
             yield f"attention.{part}", one_tensor(f"{stored}{name}.weight", size)
     if config.sinks:

@@ -65,6 +65,7 @@ models: Final[Registry[ModelFamily]] = Registry(
     ModelFamily,  # type: ignore[type-abstract]
     MODEL_PROTOCOL_VERSION,
     {
+        "AfmoeForCausalLM": "asyncinfer.models.afmoe:AFMoE",
         "ApertusForCausalLM": "asyncinfer.models.apertus:Apertus",
         "ArceeForCausalLM": "asyncinfer.models.arcee:Arcee",
         "Cohere2ForCausalLM": "asyncinfer.models.cohere2:Cohere2",

@@ -99,6 +99,7 @@ EXAONE_MOE: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
 }
+AFMOE: dict[str, Any] = {**EXAONE_MOE, "head_dim": 24, "num_shared_experts": 1}
 ERNIE_MOE: dict[str, Any] = {
     "moe_num_experts": 6,
     "moe_k": 2,
@@ -265,6 +266,22 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             **THREE_TO_ONE,
             "attention_bias": True,
             "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    },
+    "afmoe": {
+        "plain": {**AFMOE, "num_hidden_layers": 5, "sliding_window": 24},
+        "listed, scaled, tied": {
+            **AFMOE,
+            **SEVEN_TO_ONE,
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "num_dense_layers": 0,
+            "layer_types": [LOCAL, GLOBAL, LOCAL],
+            "sliding_window": 17,
+            "num_shared_experts": 2,
+            "route_scale": 1.5,
+            "mup_enabled": True,
             "tie_word_embeddings": True,
         },
     },

@@ -12,7 +12,7 @@ __all__ = ["APART", "expert_metadata", "expert_pieces", "latent_metadata"]
 #: Families whose keys and values are apart in a file.
 APART = ("deepseek_v3", "glm_moe_dsa", "kimi_linear", "mistral4")
 #: Families whose experts are scored by a sigmoid, and are in groups.
-SIGMOID = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm_moe_dsa")
+SIGMOID = ("afmoe", "deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm_moe_dsa")
 
 Array = np.ndarray[Any, Any]
 
@@ -43,6 +43,14 @@ def expert_metadata(config: Any) -> dict[str, Any]:
         }
     if kind == "dots1":
         return _rules(config)
+    if kind == "afmoe":
+        return {
+            "leading_dense_block_count": config.num_dense_layers,
+            "expert_shared_count": config.num_shared_experts,
+            "expert_weights_scale": float(config.route_scale),
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        }
     if kind in ("deepseek_v2", *APART):
         return latent_metadata(config)
     return {}

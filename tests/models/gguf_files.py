@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 #: transformers' name of a family -> GGUF's.
 ARCHITECTURES = {
+    "afmoe": "afmoe",
     "apertus": "apertus",
     "arcee": "arcee",
     "cohere2": "cohere2",
@@ -241,6 +242,8 @@ def _named(names: gguf.TensorNameMap, part: str) -> str:
         return part
     if part.endswith("self_attn.sinks"):
         part += ".weight"
+    if part.endswith("mlp.expert_bias"):
+        part += ".bias"
     found = names.get_name(part, try_suffixes=(".weight", ".bias"))
     assert found is not None, part
     return str(found)

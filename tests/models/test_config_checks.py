@@ -188,7 +188,7 @@ NAMES["fused_experts"] = ("a", ("a",), ["a", "b"], ("a", ""), ("a.{}", "b"), ("a
 NAMES["mlp_modules"] = NAMES["other_prefix"] = NAMES["fused_experts"]
 NAMES["prefix"] = (None, 3, ("a",))
 NAMES["predictor"] = ("mtp.", ("mtp.",), {})
-NAMES["qkv"] += (("q", "kv"), ("q", "k", "v", "g"), ())
+NAMES["qkv"] += (("q", "kv"), ("g", "q", "k", "v", "x"), ())
 NAMES["up"] += (("a", "b", "c"), ())
 NAMES["shared_up"] += ((),)
 NAMES["delta_in"] += ((), ("a", "b", "c"))
@@ -281,6 +281,7 @@ TOGETHER: list[tuple[Any, dict[str, Any], str]] = [
     (LLAMA, {"gated_mlp": False}, "names"),
     (LLAMA, {"names": TensorNames(transposed=True)}, "names"),
     (LLAMA, {"names": TensorNames(transposed=True, qkv=("qkv",))}, "names"),
+    (LLAMA, {"names": TensorNames(qkv=("gate", "q", "k", "v"))}, "names"),
     (LLAMA, {"names": TensorNames(qkv_by_head=True)}, "names"),
     (LLAMA, {"names": TensorNames(qkv_by_head=True, qkv=("qkv",))}, "names"),
     (LLAMA, {"experts": EXPERTS, "gated_mlp": False}, "names"),

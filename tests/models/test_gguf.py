@@ -76,7 +76,7 @@ UNSAID = {
 #: GGUF's architectures that are not loaded, by the reason.
 REFUSED = {
     "no family of ours": (
-        "afmoe arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm "
+        "arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm "
         "codeshell command-r dbrx deci deepseek exaone falcon "
         "gemma3n gptj grok grovemoe internlm2 jais "
         "jais2 maincoder mimo2 minicpm minicpm3 mpt "

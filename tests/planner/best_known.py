@@ -394,6 +394,23 @@ ATTENDING: Final[dict[str, tuple[int, dict[str, Any]]]] = {
             num_shared_experts=1,
         ),
     ),
+    "Trinity-Mini": (
+        26_123_974_400,
+        _attending(
+            "AfmoeForCausalLM",
+            2048,
+            6144,
+            32,
+            32,
+            4,
+            200_192,
+            moe_intermediate_size=1024,
+            num_experts=128,
+            num_experts_per_tok=8,
+            num_shared_experts=1,
+            num_dense_layers=2,
+        ),
+    ),
     "dots.llm1": (
         142_774_381_696,
         _attending(
@@ -475,6 +492,7 @@ STATED: Final = {
     "Ministral-8B": 8.02,
     "Qwen3.5-27B": 27,
     "Solar-Open-100B": 102.6,
+    "Trinity-Mini": 26.1,
     "Youtu-LLM-2B": 1.96,
     "dots.llm1": 142,
 }

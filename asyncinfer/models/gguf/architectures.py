@@ -56,6 +56,13 @@ _GEMMA4_NAMES: Final = replace(
     per_layer_out_norm="post_norm",
     layer_scale="layer_output_scale.weight",
 )
+#: Keys of experts beside shared ones, after layers without any.
+_SIGMOID_KEYS: Final = {
+    **MOE_KEYS,
+    **GROUP_KEYS,
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+}
 #: The sigmoid's number in a file's `expert_gating_func`.
 _SIGMOID: Final = 2
 #: Architectures whose files use the name before the plus -> a key that only their files have, not
@@ -73,6 +80,13 @@ VARIANTS: Final[Mapping[str, tuple[str, int | None]]] = MappingProxyType(
 )
 ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
     {
+        "afmoe": GgufArchitecture(
+            family="AfmoeForCausalLM",
+            names=replace(NAMES, qkv=("attn_gate", *NAMES.qkv)),
+            keys=_SIGMOID_KEYS,
+            # llama.cpp scales embeddings in all of them.
+            values={"mup_enabled": True},
+        ),
         "apertus": GgufArchitecture(
             family="ApertusForCausalLM",
             # The weights are lists in the metadata.
@@ -99,12 +113,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         ),
         "dots1": GgufArchitecture(
             family="Dots1ForCausalLM",
-            keys={
-                **MOE_KEYS,
-                **GROUP_KEYS,
-                "n_shared_experts": "expert_shared_count",
-                "first_k_dense_replace": "leading_dense_block_count",
-            },
+            keys=_SIGMOID_KEYS,
             values={"sliding_window": None},
         ),
         "ernie4_5": GgufArchitecture(family="Ernie4_5ForCausalLM"),
