@@ -26,7 +26,7 @@ MOST = {
     "layers": 2_368,
     "models": 11_140,
     "planner": 1_299,
-    "plugins": 1_455,
+    "plugins": 1_456,
     "protocols": 700,
     "quantization": 2_945,
     "remote": 1_773,

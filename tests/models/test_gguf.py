@@ -36,6 +36,7 @@ from asyncinfer.weights.gguf import GgufCheckpoint
 Q = gguf.GGMLQuantizationType
 #: What is taken for granted of some families, in the place of what a case has.
 GRANTED: dict[str, dict[str, Any]] = {
+    "afmoe": {"mup_enabled": True},
     "deepseek_v3": {"attention_bias": False},
     "gemma": {"tie_word_embeddings": True},
     "gemma2": {"query_pre_attn_scalar": 256},
@@ -49,6 +50,7 @@ GRANTED: dict[str, dict[str, Any]] = {
 }
 #: What a file has no words for, or llama.cpp takes for granted.
 UNSAID = {
+    ("afmoe", "listed, scaled, tied"): "which layers have windows",
     ("dots1", "groups, windows, biases"): "which layers have windows",
     ("cohere2", "biases, untied"): "which layers have windows, a head",
     ("deepseek_v3", "not interleaved"): "pairs that are apart",

@@ -65,6 +65,7 @@ SECTIONS = {"rope.dimension_sections": [2, 1, 1, 0]}
 #: llama.cpp takes 30 where a file of Gemma 4 has no number; published ones have it.
 CAPPED = {"final_logit_softcapping": 30.0}
 CASES = {
+    "afmoe": family("afmoe", mup_enabled=True),
     "apertus": family("apertus"),
     "arcee": family("arcee"),
     "cohere2": family("cohere2"),
