@@ -159,8 +159,8 @@ class Core:
         released = self.inbox.close()
         # Observers last: one that hangs keeps no consumer waiting. A request that ended while it
         # was prepared is in `held`, or in `released` if it has given its place back.
-        for request in dict.fromkeys((*ended, *held, *self.requests.live, *released)):
-            self.requests.report(request, now)
+        over = dict.fromkeys((*ended, *held, *self.requests.live, *released))
+        self.requests.report(over, now)
 
     def abandon(self, error: Callable[[], AsyncInferError]) -> None:
         """End every request while the decode thread hangs. Any other thread.
@@ -233,7 +233,7 @@ class Core:
         else:
             # It ended on the way.
             self._admission.leave(request)
-            self.requests.report(request, now)
+            self.requests.report((request,), now)
 
     def _compute(self, now: float, *, fresh: bool) -> None:
         in_flight = self.scheduler.in_flight

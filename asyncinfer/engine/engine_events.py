@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import sub
 from typing import Final, Literal, NamedTuple
 
@@ -117,24 +117,13 @@ class EngineEvents:
             )
         )
 
-    def ended(self, request: Request, outcome: Outcome, now: float) -> None:
-        """Called once for each request. A request that ended before the decode thread had
-        it is announced first."""
-        end = _end(request, outcome, now)
-        if request.announced:
-            self._observers.tell(end)
-        else:
-            request.announced = True
-            self._observers.tell(_beginning(request), end)
+    def ended(self, requests: Iterable[Request], now: float) -> None:
+        """Called once for each request."""
+        self._observers.tell(*_ends(requests, now))
 
-    def abandon(self, requests: list[Request], error: AsyncInferError, now: float) -> None:
+    def abandon(self, requests: Iterable[Request], error: AsyncInferError, now: float) -> None:
         """Tell of the ends of requests and engine, since the decode thread hangs. Watchdog only."""
-        ends: list[RequestSubmitted | RequestEnded] = []
-        for request in requests:
-            if request.outcome is not None:
-                ends += () if request.announced else (_beginning(request),)
-                ends.append(_end(request, request.outcome, now))
-        self._observers.abandon(ends, self._last(error))
+        self._observers.abandon(_ends(requests, now), self._last(error))
 
     def close(self, error: AsyncInferError, on_told: Callable[[], object] = bool) -> None:
         """Tell of the engine's end, call `on_told`, and wait up to five seconds for observers."""
@@ -177,6 +166,19 @@ def _beginning(request: Request) -> RequestSubmitted:
         request.context.copy(),
         request.compile_seconds,
     )
+
+
+def _ends(requests: Iterable[Request], now: float) -> list[RequestSubmitted | RequestEnded]:
+    """The ends of requests. One that ended before the decode thread had it is announced first."""
+    events: list[RequestSubmitted | RequestEnded] = []
+    for request in requests:
+        if request.outcome is None:
+            continue
+        if not request.announced:
+            request.announced = True
+            events.append(_beginning(request))
+        events.append(_end(request, request.outcome, now))
+    return events
 
 
 def _end(request: Request, outcome: Outcome, now: float) -> RequestEnded:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.end_errors import closed, named_failure, too_late
@@ -235,7 +237,7 @@ class Requests:
     def release(self, request: Request, now: float) -> None:
         """Give back what a request that has ended holds, if it is here, and report it."""
         if request not in self.live:
-            self.report(request, now)
+            self.report((request,), now)
             return
         for output in request.outputs:
             if not output.ended:
@@ -246,19 +248,25 @@ class Requests:
         # The chunks of an awaited stream are sent with its end. Where another thread sent the end,
         # they are sent now, for they hold the request.
         batch.urgent = batch.urgent or bool(batch.contents)
-        self.report(request, now)
+        self.report((request,), now)
 
-    def report(self, request: Request, now: float) -> None:
-        """Tell log and observers, once, of a request that has ended, and forget it."""
-        self.live.pop(request, None)
-        self._paused.pop(request, None)
-        if self._admission.claim_report(request):
-            # Observers first: a log handler that hangs keeps the end from none of them.
-            if self._events is not None and request.outcome is not None:
-                self._events.ended(request, request.outcome, now)
+    def report(self, requests: Collection[Request], now: float) -> None:
+        """Tell log and observers, once, of requests that have ended, and forget them."""
+        first = []
+        for request in requests:
+            self.live.pop(request, None)
+            self._paused.pop(request, None)
+            if self._admission.claim_report(request):
+                first.append(request)
+        # Observers first, and of all requests at once: neither a log handler that hangs nor one of
+        # them keeps an end from the others.
+        if self._events is not None:
+            self._events.ended(first, now)
+        for request in first:
             _log_end(request)
-        # Every time: the intake may have added outputs to a request that had ended.
-        request.let_go()
+        for request in requests:
+            # Every time: the intake may have added outputs to a request that had ended.
+            request.let_go()
 
     def _end(self, request: Request, how: End, error: BaseException | None, now: float) -> None:
         if error is not None and not request.ended:
