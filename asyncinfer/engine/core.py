@@ -67,6 +67,8 @@ class Core:
         self._closing = False
         #: Answers that `_take` has taken over since `_publish` ran last.
         self._took = 0
+        #: What `fail_all` has yet to report: `abandon` does where an observer or a loop hangs.
+        self._failed: tuple[Request, ...] = ()
         #: The counters that `snapshot` reads on other threads: a tuple that is replaced as a whole.
         self._published: tuple[SchedulerStats, dict[End, int]]
         self._publish()
@@ -151,25 +153,23 @@ class Core:
             for request in self._admission.close(error)
             if self.requests.tell(request, End.CLOSED, error())
         ]
-        held = self._admission.clear()
+        self._failed = (*ended, *self._admission.clear(), *self.requests.live)
         self.adapters.close(error)
         self._publish_empty()
         for bridge in self._bridges.copy().values():
             bridge.flush()
         released = self.inbox.close()
         # Observers last: one that hangs keeps no consumer waiting. A request that ended while it
-        # was prepared is in `held`, or in `released` if it has given its place back.
-        over = dict.fromkeys((*ended, *held, *self.requests.live, *released))
-        self.requests.report(over, now)
+        # was prepared had a place, or is in `released` if it has given that back.
+        self.requests.report(dict.fromkeys((*self._failed, *released)), now)
+        self._failed = ()
 
     def abandon(self, error: Callable[[], AsyncInferError]) -> None:
         """End every request while the decode thread hangs. Any other thread.
 
         Of what the decode thread has, it touches only what goes to the event loops."""
         requests = self._admission.close(error)
-        ends = [
-            (request, self._admission.end(request, End.CLOSED, error())) for request in requests
-        ]
+        ends = [(each, self._admission.end(each, End.CLOSED, error())) for each in requests]
         held = self._admission.clear()
         self.adapters.close(error)
         released = self.inbox.close()
@@ -179,9 +179,8 @@ class Core:
             bridge.rescue()
         send_news((request.buffer, outcome) for request, outcome in ends if outcome is not None)
         if self.events is not None:
-            # A request that ended while it was prepared is in `held`, or in `released` if it has
-            # given its place back.
-            over = dict.fromkeys((*held, *released))
+            # As in `fail_all`, which the decode thread may hang in.
+            over = dict.fromkeys((*self._failed, *held, *released))
             told = [request for request in over if self._admission.claim_report(request)]
             self.events.abandon(told, error(), self._clock())
 

@@ -25,6 +25,7 @@ from asyncinfer import (
     PluginError,
     RequestFailed,
 )
+from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.preparer import Preparer
 from asyncinfer.engine.watchdog import Watchdog
 from asyncinfer.plugins import observers
@@ -618,6 +619,55 @@ async def test_one_that_hangs_the_decode_thread_keeps_the_ends_from_nobody(
     await engine.aclose()
     for observer in (recorder, stuck):
         assert (observer.about("req-1"), observer.closed) == (told, 1)
+
+
+@pytest.mark.parametrize("where", ["in an observer", "in an event loop"])
+async def test_a_hang_while_a_death_is_told_keeps_the_ends_from_nobody(
+    where: str, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, died = threading.Event(), threading.Event()
+
+    def explode(phase: str, plan: object) -> None:
+        if phase == "collect" and engine.stats().running == 3:
+            died.set()
+            raise OSError("gone")
+
+    class StuckAtAnEnd(DecodeRecorder):
+        def observe(self, event: ObserverEvent) -> None:
+            super().observe(event)
+            if where == "in an observer" and isinstance(event, RequestEnded):
+                assert let_go.wait(120)
+
+    def flush(self: LoopBridge) -> None:
+        if where == "in an event loop" and died.is_set():
+            assert let_go.wait(120)
+        before(self)
+
+    before = LoopBridge.flush
+    monkeypatch.setattr(LoopBridge, "flush", flush)
+    limits = Limits(seconds=300.0, debt=300.0)
+    monkeypatch.setattr("asyncinfer.telemetry.observers.DECODE_THREAD", limits)
+    recorder = Recorder()
+    model = FakeModel(gate=explode, max_context=200_000, blocks=40_000)
+    engine = await Engine.open(model, observers=[StuckAtAnEnd(), recorder], step_timeout=0.2)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(_meet_its_death, engine)
+    await until(lambda: recorder.closed)
+    assert sorted(each.request_id for each in recorder.of(RequestEnded)) == [
+        "req-1",
+        "req-2",
+        "req-3",
+    ]
+    let_go.set()
+    await until(lambda: not thread_of(engine).alive)
+    await engine.aclose()
+    assert len(recorder.of(RequestEnded)) == 3
+
+
+async def _meet_its_death(engine: Engine) -> None:
+    with pytest.raises(EngineDead):
+        await engine.generate("x", max_tokens=100_000, ignore_eos=True)
 
 
 async def test_a_hang_without_a_thread_to_spare_is_told_late(
