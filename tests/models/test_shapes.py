@@ -37,7 +37,9 @@ BEST_KNOWN = {
 }
 #: Their heads are a key of their own; those of the others are a part of the hidden size.
 OWN_HEAD_DIM = (
+    "afmoe",
     "cwm",
+    "dots1",
     "ernie4_5",
     "gemma",
     "gemma2",
@@ -47,6 +49,7 @@ OWN_HEAD_DIM = (
     "gpt_oss",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
+    "hy_v3",
     "llama",
     "minimax_m2",
     "ministral",
@@ -86,7 +89,7 @@ def shape(family: str, head_dim: int) -> dict[str, Any]:
     if family == "gpt2":
         return {**changes, "n_head": heads, "n_embd": heads * head_dim}
     changes |= {"num_attention_heads": heads, "hidden_size": heads * head_dim}
-    if family.startswith("deepseek") or family in ("mistral4", "glm4_moe_lite"):
+    if family.startswith("deepseek") or family in ("mistral4", "glm4_moe_lite", "youtu"):
         # The cache's own head is the latent vector and what is rotated.
         sizes = {"qk_nope_head_dim": head_dim, "v_head_dim": head_dim, "kv_lora_rank": head_dim - 8}
         return {**changes, **sizes, "num_key_value_heads": heads, "hidden_size": 16 * heads}
