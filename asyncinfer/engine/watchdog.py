@@ -93,6 +93,9 @@ class Watchdog:
         if drain_until is not None and not draining:
             due = min(due, drain_until)
         every = min(self._look_every, LOOK_CLOSELY) if closing else self._look_every
+        if self._turn is not None:
+            # A hang is found out when it becomes one, and not at the look after.
+            every = min(every, self._step_timeout - self._seen + 1e-3)
         return min(now + every, max(now + 1e-3, due + GRACE))
 
     def wait(self, seconds: float) -> None:

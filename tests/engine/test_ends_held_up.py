@@ -188,3 +188,15 @@ async def test_several_tasks_wait_for_one_end() -> None:
                 tasks.start_soon(buffer.wait_for_end)
             await anyio.wait_all_tasks_blocked()
             buffer.tell(Outcome(None))
+
+
+async def test_a_hang_is_found_out_when_it_becomes_one() -> None:
+    """And not at the next of the looks, which are a second apart."""
+    world = World()
+    world.now = 0.3
+    looks = 0
+    while (look := world.watchdog.turn()) is not None:
+        looks, world.now = looks + 1, look
+    assert world.posted == ["a step ran longer than 300 s"]
+    assert 300.0 < world.now < 300.005
+    assert looks < 305
