@@ -68,7 +68,7 @@ class Core:
         #: Answers that `_take` has taken over since `_publish` ran last.
         self._took = 0
         #: What `fail_all` has yet to report: `abandon` does where an observer or a loop hangs.
-        self._failed: tuple[Request, ...] = ()
+        self._unreported: tuple[Request, ...] = ()
         #: The counters that `snapshot` reads on other threads: a tuple that is replaced as a whole.
         self._published: tuple[SchedulerStats, dict[End, int]]
         self._publish()
@@ -153,7 +153,7 @@ class Core:
             for request in self._admission.close(error)
             if self.requests.tell(request, End.CLOSED, error())
         ]
-        self._failed = (*ended, *self._admission.clear(), *self.requests.live)
+        self._unreported = (*ended, *self._admission.clear(), *self.requests.live)
         self.adapters.close(error)
         self._publish_empty()
         for bridge in self._bridges.copy().values():
@@ -161,13 +161,13 @@ class Core:
         released = self.inbox.close()
         # Observers last: one that hangs keeps no consumer waiting. A request that ended while it
         # was prepared had a place, or is in `released` if it has given that back.
-        self.requests.report(dict.fromkeys((*self._failed, *released)), now)
-        self._failed = ()
+        self.requests.report(dict.fromkeys((*self._unreported, *released)), now)
+        self._unreported = ()
 
     def abandon(self, error: Callable[[], AsyncInferError]) -> None:
         """End every request while the decode thread hangs. Any other thread.
 
-        Of what the decode thread has, it touches only what goes to the event loops."""
+        Of what the decode thread has, it changes only what goes to the event loops."""
         requests = self._admission.close(error)
         ends = [(each, self._admission.end(each, End.CLOSED, error())) for each in requests]
         held = self._admission.clear()
@@ -180,7 +180,7 @@ class Core:
         send_news((request.buffer, outcome) for request, outcome in ends if outcome is not None)
         if self.events is not None:
             # As in `fail_all`, which the decode thread may hang in.
-            over = dict.fromkeys((*self._failed, *held, *released))
+            over = dict.fromkeys((*self._unreported, *held, *released))
             told = [request for request in over if self._admission.claim_report(request)]
             self.events.abandon(told, error(), self._clock())
 

@@ -18,7 +18,7 @@ __all__ = ["AFMoE"]
 
 
 class AFMoE(Family):
-    """AFMoE: Trinity Nano, Mini and Large: a gate, windows, experts by sigmoid, shared ones."""
+    """Trinity Nano, Mini and Large: a gate, windows, experts by sigmoid, shared ones."""
 
     model_type = "afmoe"
     keys: ClassVar = {

@@ -132,7 +132,7 @@ class QwenVL(Multimodal):
     }
 
 
-class _Qwen3VLText(Qwen3MoE):
+class _Qwen3VLMoEText(Qwen3MoE):
     """Qwen3-VL's text model with experts: all of a layer's in one tensor."""
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
@@ -148,7 +148,7 @@ class QwenVLMoE(QwenVL):
     """Qwen3-VL with experts, such as Qwen3-VL-30B-A3B-Instruct, its text alone."""
 
     model_type = "qwen3_vl_moe"
-    texts: ClassVar = {"qwen3_vl_moe_text": _Qwen3VLText}
+    texts: ClassVar = {"qwen3_vl_moe_text": _Qwen3VLMoEText}
     defaults: ClassVar = {
         "vocab_size": 151_936,
         "num_attention_heads": 16,

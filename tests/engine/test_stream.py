@@ -71,7 +71,7 @@ async def test_a_stream_that_is_closed_amid_a_burst_gives_nothing_more(
     async with open_engine() as engine:
         stream = engine.stream("hello", max_tokens=3 * BURST)
         async with stream:
-            await until(lambda: engine.stats().finished)
+            await until(lambda: stream.usage is not None)
             bridge = type(frontend_of(engine).bridge())
             checkpoint = bridge.checkpoint
 
