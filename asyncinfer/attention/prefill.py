@@ -102,7 +102,7 @@ def native_prefill(
 ) -> PrefillKernel | None:
     """The native code for a chunk of a prompt, compiled by its first caller; None where torch is to
     attend."""
-    if device.type != "cpu" or not (has_faster_product(dtype) or dtype is torch.bfloat16):
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return None
     return prefill_kernel(head_dim, group, scale, dtype)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from asyncinfer.kernels.native import BlockedWeight
-from asyncinfer.kernels.onednn_memory import place_of
+from asyncinfer.kernels.native import BLOCK_OUTPUTS, BlockedWeight
+from asyncinfer.kernels.onednn_memory import first_numbers, place_of
 from asyncinfer.kernels.threads import set_thread_count
 
 __all__ = [
@@ -119,7 +119,11 @@ def reorder_is_faster(weight: torch.Tensor) -> bool:
     if not available(weight.dtype):
         return False
     small = min(weight.shape) < _SMALL_SIDE and weight.nbytes <= _SMALL_BYTES
-    return not (small and weight.dtype is torch.float32 and mkl_is_fast())
+    if not (small and weight.dtype is torch.float32 and mkl_is_fast()):
+        return True
+    # Native code is as fast as MKL there, and can be recorded.
+    outputs = _block_outputs(weight.dtype)
+    return outputs is not None and BlockedWeight.fits(weight, outputs)
 
 
 def reorder(weight: torch.Tensor) -> torch.Tensor:
@@ -144,14 +148,32 @@ def _native_rows(dtype: torch.dtype) -> int:
 
     if not wins(_SOME):
         return _FEW
+    if native is not None and native.units:
+        # oneDNN copies many rows to where its matrix units read them faster.
+        return _MANY
     return _NO_END if wins(2 * _MANY) else _MANY
 
 
+@functools.cache
+def _block_outputs(dtype: torch.dtype) -> int | None:
+    """How many outputs a block of oneDNN's layout has; None if it is not as native code reads it.
+    A weight whose numbers are those of their outputs shows it."""
+    most = max(BLOCK_OUTPUTS)
+    order = torch.arange(most, dtype=torch.float32)
+    found = first_numbers(reorder(order[:, None].expand(-1, most).to(dtype)), 2 * most)
+    for outputs in BLOCK_OUTPUTS:
+        # Two inputs of a bfloat16 weight lie side by side.
+        numbers = order[:outputs].repeat_interleave(1 if dtype is torch.float32 else 2)
+        if found is not None and torch.equal(found.float(), numbers.repeat(2 * most)[: len(found)]):
+            return outputs
+    return None
+
+
 def _read(weight: torch.Tensor, shape: tuple[int, int], most_rows: int) -> BlockedWeight | None:
-    found = place_of(weight)
-    if found is None:
+    found, outputs = place_of(weight), _block_outputs(weight.dtype)
+    if found is None or outputs is None:
         return None
-    return BlockedWeight.of(*found, shape, weight.dtype, most_rows)
+    return BlockedWeight.of(*found, shape, weight.dtype, outputs, most_rows)
 
 
 def read_blocked(weight: torch.Tensor, shape: tuple[int, int]) -> BlockedWeight | None:

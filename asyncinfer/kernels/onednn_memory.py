@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["can_place", "layout_of", "place_of", "placed"]
+__all__ = ["can_place", "first_numbers", "layout_of", "place_of", "placed"]
 
 #: `c10::Layout::Mkldnn`, and its device type of a CPU.
 _MKLDNN: Final = 3
@@ -35,6 +35,17 @@ def place_of(weight: torch.Tensor) -> tuple[int, int] | None:
     if not hasattr(ops, "data_ptr") or not hasattr(ops, "_nbytes"):
         return None
     return int(ops.data_ptr(weight)), int(ops._nbytes(weight))
+
+
+def first_numbers(weight: torch.Tensor, count: int) -> torch.Tensor | None:
+    """A copy of the first numbers `[count]` in the memory of a reordered weight; None as in
+    `place_of`."""
+    found = place_of(weight)
+    if found is None:
+        return None
+    place, nbytes = found
+    numbers = torch.frombuffer((ctypes.c_char * nbytes).from_address(place), dtype=weight.dtype)
+    return numbers[:count].clone()
 
 
 def layout_of(weight: torch.Tensor) -> bytes:

@@ -144,6 +144,7 @@ def test_threads_share_the_tiles_of_a_long_row(
         shared.append(0 if alone else len(tiles))
         share(tiles, work, alone=alone)
 
+    monkeypatch.setattr(prefill_module, "native_prefill", lambda *_: None)
     monkeypatch.setattr(prefill_module, "has_faster_product", lambda dtype: False)
     monkeypatch.setattr(prefill_module, "_TILE_MASK", 1 << 14)
     monkeypatch.setattr(varied_module, "_TILE_TOKENS", 32)

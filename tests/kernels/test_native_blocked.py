@@ -6,6 +6,7 @@ import ctypes
 import functools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,17 +19,16 @@ from asyncinfer.kernels.native.blocked_code import blocked_code, parts_of
 from asyncinfer.kernels.native.host import compiled, host
 from asyncinfer.kernels.native.team_code import CLAIMED, FREE, READY, STORING, team_code
 from asyncinfer.kernels.native.threads import parallel_region
-from asyncinfer.machine import cpuinfo
 
 pytestmark = pytest.mark.skipif(
-    blocked_kernel(torch.float32) is None or not onednn.available(torch.float32),
+    blocked_kernel(torch.float32, 64) is None or not onednn.available(torch.float32),
     reason="no kernel for this machine",
 )
 
 #: Outputs and inputs: one block and several, and inputs that fill no block of oneDNN's.
 SHAPES = [(64, 16), (256, 80), (128, 36), (320, 512)]
 #: Of one tile, of several, of more than a thread takes at a time.
-ROWS = (1, 2, 3, 4, 5, 6, 7, 16, 96, 101, 200)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 16, 17, 32, 96, 101, 200)
 
 
 def laid_out(
@@ -40,8 +40,6 @@ def laid_out(
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(shape[1])).to(dtype)
     reordered = onednn.reorder(weight)
     found = onednn.blocked(reordered, shape)
-    if found is None and dtype is torch.bfloat16 and "amx_bf16" in cpuinfo().get("flags", ""):
-        pytest.skip("oneDNN lays bfloat16 out for tiles, which native code does not read")
     assert found is not None
     return weight, reordered, found
 
@@ -92,7 +90,9 @@ def test_products_of_bfloat16_with_and_without_an_instruction_for_pairs(rounds: 
     if here.lanes < 16 or (rounds and not here.rounds):
         pytest.skip("a processor without the instructions")
     weight, reordered, _ = laid_out((320, 512), torch.bfloat16)
-    kernel = BlockedKernel(torch.bfloat16, replace(here, rounds=rounds), region)
+    outputs = onednn._block_outputs(torch.bfloat16)
+    assert outputs is not None
+    kernel = BlockedKernel(torch.bfloat16, outputs, replace(here, rounds=rounds), region)
     assert kernel.pairs is rounds
     x = torch.randn(101, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
     place = torch.ops.mkldnn.data_ptr(reordered)
@@ -110,14 +110,14 @@ class Shared:
         assert here is not None
         assert region is not None
         weight, self._kept, _ = laid_out((320, 512), torch.float32)
-        text = functools.partial(blocked_code, "float32", here.lanes, pairs=False)
+        text = functools.partial(blocked_code, "float32", here.lanes, 64, pairs=False)
         names, symbols = ("product_share",), {"GOMP_parallel": region}
         (address,) = compiled("share", text, here, names, symbols)
         self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         self._x = torch.randn(101, 512, generator=torch.Generator().manual_seed(1))
         self.right = self._x @ weight.T
         self.y = torch.zeros(101, 320)
-        self.states = np.full(parts_of(320, 101), FREE)
+        self.states = np.full(parts_of(5, 101), FREE)
         place = torch.ops.mkldnn.data_ptr(self._kept)
         places = place, self._x.data_ptr(), self.y.data_ptr(), 320, 512, 64 * 512 * 4, 101, 1
         self.task = np.array([*places, self.states.ctypes.data, 0])
@@ -181,7 +181,7 @@ def test_code_for_arm_is_compiled(monkeypatch: pytest.MonkeyPatch, product: bool
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     monkeypatch.setattr(binding, "get_process_triple", lambda: triple)
-    text = blocked_code("float32", 8, pairs=False) if product else team_code()
+    text = blocked_code("float32", 8, 64, pairs=False) if product else team_code()
     machine = binding.Target.from_triple(triple).create_target_machine(opt=2)
     made = machine.emit_assembly(binding.parse_assembly(text))
     assert "yield" in made
@@ -191,9 +191,9 @@ def test_code_for_arm_is_compiled(monkeypatch: pytest.MonkeyPatch, product: bool
 def test_weights_that_the_kernel_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for shape in ((65, 16), (64, 18)):
         assert onednn.blocked(onednn.reorder(torch.randn(shape)), shape) is None
-    assert BlockedWeight.of(0, 64 * 16 * 4 + 1, (64, 16), torch.float32, 6) is None
+    assert BlockedWeight.of(0, 64 * 16 * 4 + 1, (64, 16), torch.float32, 64, 6) is None
     monkeypatch.setattr(blocked, "host", lambda: None)
-    assert BlockedWeight.of(0, 64 * 16 * 4, (64, 16), torch.float32, 6) is None
+    assert BlockedWeight.of(0, 64 * 16 * 4, (64, 16), torch.float32, 64, 6) is None
 
 
 def test_a_layout_that_is_another_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,8 +209,75 @@ def test_code_is_what_llvm_reads() -> None:
     from llvmlite import binding
 
     for dtype, lanes in (("float32", 8), ("float32", 16), ("bfloat16", 16)):
-        binding.parse_assembly(blocked_code(dtype, lanes, pairs=False)).verify()
-    binding.parse_assembly(blocked_code("bfloat16", 16, pairs=True)).verify()
+        binding.parse_assembly(blocked_code(dtype, lanes, 64, pairs=False)).verify()
+    for outputs in (32, 64):
+        for streams in (False, True):
+            text = blocked_code("bfloat16", 16, outputs, pairs=True, streams=streams)
+            binding.parse_assembly(text).verify()
+
+
+@pytest.mark.parametrize("outputs", [32, 64])
+def test_code_for_matrix_units_is_compiled(outputs: int) -> None:
+    """Its results are compared where the processor has them: see `test_products`."""
+    from llvmlite import binding
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    features = "+avx512f,+avx512bw,+avx512bf16,+amx-tile,+amx-bf16"
+    machine = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(
+        features=features, opt=2
+    )
+    text = blocked_code("bfloat16", 16, outputs, pairs=True, units=True)
+    made = machine.emit_assembly(binding.parse_assembly(text))
+    products, stores = made.count("tdpbf16ps"), made.count("tilestored")
+    # For half and for all of the rows, with and without prefetches, 32 outputs at a time.
+    assert products == stores == 2 * (2 + 4) * outputs // 32
+    assert made.count("ldtilecfg") == made.count("tilerelease") == 4
+
+
+@pytest.mark.parametrize(("inputs", "units"), [(64, True), (80, False)])
+def test_matrix_units_multiply_what_fills_them(
+    monkeypatch: pytest.MonkeyPatch, inputs: int, units: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(blocked, "matrix_units", lambda: True)
+    monkeypatch.setattr(blocked, "blocked_kernel", lambda *_, units: asked.append(units) or None)
+    BlockedWeight.of(0, 64 * inputs * 2, (64, inputs), torch.bfloat16, 32, 6)
+    assert asked == [units]
+
+
+def test_matrix_units_that_linux_does_not_grant(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = host()
+    assert here is not None
+    monkeypatch.setattr(blocked, "host", lambda: replace(here, tiles=True, rounds=True))
+    granted = iter([-1, 0])
+    system = SimpleNamespace(syscall=lambda *_: next(granted))
+    monkeypatch.setattr(blocked.ctypes, "CDLL", lambda _: system)
+    monkeypatch.setattr(blocked.sys, "platform", "linux")
+    assert not blocked.matrix_units.__wrapped__()
+    assert blocked.matrix_units.__wrapped__()
+    monkeypatch.setattr(blocked, "host", lambda: replace(here, tiles=False))
+    assert not blocked.matrix_units.__wrapped__()
+
+
+def test_how_many_outputs_a_block_has_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def laid(outputs: int, inputs: int) -> torch.Tensor:
+        """The numbers of a weight in blocks of so many outputs, each with so many inputs side by
+        side."""
+        rows = torch.arange(outputs).float().repeat_interleave(inputs)
+        return rows.repeat(4)[:128]
+
+    for dtype, inputs in ((torch.float32, 1), (torch.bfloat16, 2)):
+        if not onednn.available(dtype):
+            continue
+        found = {}
+        for outputs in (16, 32, 48, 64):
+            numbers = laid(outputs, inputs).to(dtype)
+            monkeypatch.setattr(onednn, "first_numbers", lambda *_, numbers=numbers: numbers)
+            found[outputs] = onednn._block_outputs.__wrapped__(dtype)
+        assert found == {16: None, 32: 32, 48: None, 64: 64}
+        monkeypatch.setattr(onednn, "first_numbers", lambda *_: None)
+        assert onednn._block_outputs.__wrapped__(dtype) is None
 
 
 @pytest.mark.parametrize(
@@ -224,6 +291,9 @@ def test_native_code_has_as_many_rows_as_it_is_faster_for(
         monkeypatch.setattr(onednn, "_faster", lambda *_, left=left: left.pop(0))
         _, _kept, found = laid_out((64, 16), dtype)
         pairs = dtype is torch.float32 or found.pairs
-        # oneDNN has instructions for bfloat16 that other code may not have.
-        assert onednn._native_rows.__wrapped__(dtype) == (most if pairs else 6)
-        assert not left or not pairs
+        # oneDNN has instructions for bfloat16 that other code may not have, and is faster for many
+        # rows where both have matrix units.
+        units = dtype is torch.bfloat16 and blocked.matrix_units()
+        expected = min(most, 96) if units else most
+        assert onednn._native_rows.__wrapped__(dtype) == (expected if pairs else 6)
+        assert not left or not pairs or units

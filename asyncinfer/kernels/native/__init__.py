@@ -5,7 +5,7 @@ alone, which write to tensors of `calls.empty`."""
 
 from asyncinfer.kernels.native.arena import Arena
 from asyncinfer.kernels.native.between import add_, between_kernels, head_norm, kv_write
-from asyncinfer.kernels.native.blocked import BlockedWeight
+from asyncinfer.kernels.native.blocked import BLOCK_OUTPUTS, BlockedWeight
 from asyncinfer.kernels.native.calls import Recording, empty
 from asyncinfer.kernels.native.decode import decode_kernel
 from asyncinfer.kernels.native.ends import EndKernels, end_kernels, prepare_recording
@@ -19,6 +19,7 @@ from asyncinfer.kernels.native.prefill import PrefillKernel, prefill_kernel
 from asyncinfer.kernels.native.recorded_calls import ChunkKV, RecordedCalls
 
 __all__ = [
+    "BLOCK_OUTPUTS",
     "NEEDED",
     "Arena",
     "BlockedWeight",

@@ -88,6 +88,10 @@ class Assembly(Tasks):
         read, keep, data = (self.ir.Constant(self.i32, value) for value in (0, 2 + near, 1))
         b.call(self._fetch, [pointer, read, keep, data])
 
+    def least(self, b: Any, one: Any, other: Any) -> Any:
+        """The smaller one of two int64."""
+        return b.select(b.icmp_signed("<", one, other), one, other)
+
     def scaled(self, b: Any, numbers: Any, scale: Any, offset: Any) -> Any:
         """`numbers * scale + offset`; `numbers * scale` where `offset` is None."""
         if offset is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 from typing import Final
 
 import torch
@@ -10,9 +12,7 @@ import torch
 from asyncinfer.kernels.native.between import narrowed, widened
 from asyncinfer.kernels.native.blocked_code import (
     FIELDS,
-    OUTPUTS,
     blocked_code,
-    padded_inputs,
     parts_of,
 )
 from asyncinfer.kernels.native.calls import (
@@ -23,10 +23,16 @@ from asyncinfer.kernels.native.calls import (
     room_rows,
 )
 from asyncinfer.kernels.native.host import Host, compiled_once, host
+from asyncinfer.kernels.native.matrix_units_code import UNIT_INPUTS
 from asyncinfer.kernels.native.threads import parallel_region
 
-__all__ = ["BlockedWeight", "blocked_kernel"]
+__all__ = ["BLOCK_OUTPUTS", "BlockedWeight", "blocked_kernel"]
 
+#: Outputs of a block in oneDNN's layouts: it takes the second for bfloat16 on some processors with
+#: AMX.
+BLOCK_OUTPUTS: Final = (64, 32)
+#: Linux's system call by which a process asks for the state of its matrix units, on x86-64.
+_ARCH_PRCTL, _ASK_FOR_STATE, _TILE_DATA = 158, 0x1023, 18
 #: Numbers of a weight below which another thread costs more than it saves.
 _SHARED = 1 << 15
 _DTYPES = ("torch.float32", "torch.bfloat16")
@@ -36,16 +42,23 @@ class BlockedKernel:
     """The product with weights of one dtype. Each row is computed in the same order, whatever the
     others are and however many threads there are."""
 
-    __slots__ = ("_dtype", "_product", "pairs")
+    __slots__ = ("_dtype", "_product", "outputs", "pairs", "units")
 
-    def __init__(self, dtype: torch.dtype, target: Host, region: int) -> None:
-        """`region`: the address of `GOMP_parallel`. Raises `RuntimeError` where the code cannot be
-        made."""
+    def __init__(
+        self, dtype: torch.dtype, outputs: int, target: Host, region: int, units: bool = False
+    ) -> None:
+        """`outputs`: of a block; `region`: the address of `GOMP_parallel`; `units`: whether matrix
+        units multiply. Raises `RuntimeError` where the code cannot be made."""
+        self.outputs: Final = outputs
+        self.units: Final = units
         self._dtype = str(dtype).removeprefix("torch.")
         #: Whether an instruction multiplies two inputs at a time.
         self.pairs: Final = target.rounds and dtype is torch.bfloat16
-        text = functools.partial(blocked_code, self._dtype, target.lanes, pairs=self.pairs)
-        about = f"blocked {self._dtype}, {self.pairs}", text, target, region, {"product": FIELDS}
+        # Processors with matrix units, all of one maker, read ahead by themselves.
+        kind = {"pairs": self.pairs, "units": units, "streams": target.tiles}
+        text = functools.partial(blocked_code, self._dtype, target.lanes, outputs, **kind)
+        what = f"blocked {self._dtype}, {outputs}, {kind}"
+        about = what, text, target, region, {"product": FIELDS}
         self._product = native_functions(*about, "rows")["product"]
 
     def __call__(
@@ -62,30 +75,46 @@ class BlockedKernel:
             *(outputs, inputs, block, x.shape[0], threads, 0, 0),
             shared_above=ALWAYS if shared else NEVER,
             most_rows=most_rows,
-            parts=parts_of(outputs, room_rows(x.shape[0])),
+            parts=parts_of(outputs // self.outputs, room_rows(x.shape[0])),
         )
         return narrowed(y, x.dtype)
 
     def block_bytes(self, inputs: int) -> int:
-        """Bytes of `OUTPUTS` outputs."""
-        size = 4 if self._dtype == "float32" else 2
-        return OUTPUTS * padded_inputs(self._dtype, inputs) * size
+        """Bytes of a block, which has room for so many inputs that they fill a line of a cache."""
+        size, step = (4, 16) if self._dtype == "float32" else (2, 32)
+        return self.outputs * size * -(-inputs // step) * step
 
 
-def blocked_kernel(dtype: torch.dtype) -> BlockedKernel | None:
-    """The kernel for weights of this dtype, compiled by its first caller. None without `llvmlite`,
-    for bfloat16 without AVX-512, and where torch's threads cannot be used."""
+@functools.cache
+def matrix_units() -> bool:
+    """Whether native code may use the processor's matrix units (AMX), for which Linux wants to be
+    asked once in a process."""
+    target = host()
+    if target is None or not (target.tiles and target.rounds) or sys.platform != "linux":
+        return False
+    refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK_FOR_STATE, _TILE_DATA)
+    return refused == 0
+
+
+def blocked_kernel(
+    dtype: torch.dtype, outputs: int, *, units: bool = False
+) -> BlockedKernel | None:
+    """The kernel for weights of this dtype in blocks of so many outputs, compiled by its first
+    caller. `units`: by matrix units, which multiply bfloat16 alone. None without `llvmlite`, for
+    bfloat16 without AVX-512, and where torch's threads cannot be used."""
     target, region = host(), parallel_region()
     if target is None or region is None or str(dtype) not in _DTYPES:
         return None
     if dtype is torch.bfloat16 and target.lanes < 16:
         return None
-    return _made(dtype, target, region)
+    return _made(dtype, outputs, target, region, units)
 
 
 @compiled_once
-def _made(dtype: torch.dtype, target: Host, region: int) -> BlockedKernel | None:
-    return BlockedKernel(dtype, target, region)
+def _made(
+    dtype: torch.dtype, outputs: int, target: Host, region: int, units: bool
+) -> BlockedKernel | None:
+    return BlockedKernel(dtype, outputs, target, region, units)
 
 
 class BlockedWeight:
@@ -105,23 +134,43 @@ class BlockedWeight:
 
     @classmethod
     def of(
-        cls, place: int, nbytes: int, shape: tuple[int, int], dtype: torch.dtype, most_rows: int
+        cls,
+        place: int,
+        nbytes: int,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        block_outputs: int,
+        most_rows: int,
     ) -> BlockedWeight | None:
-        """The weight that occupies `nbytes` at `place`; None without a kernel, or if the kernel
-        cannot read its blocks."""
-        kernel = blocked_kernel(dtype)
+        """The weight that occupies `nbytes` at `place`, in blocks of so many outputs; None without
+        a kernel, or if the kernel cannot read its blocks."""
         outputs, inputs = shape
-        if kernel is None or outputs % OUTPUTS or inputs % 4:
+        units = dtype is torch.bfloat16 and inputs % UNIT_INPUTS == 0 and matrix_units()
+        kernel = blocked_kernel(dtype, block_outputs, units=units)
+        if kernel is None or outputs % block_outputs or inputs % 4:
             return None
         block = kernel.block_bytes(inputs)
-        if nbytes != outputs // OUTPUTS * block:
+        if nbytes != outputs // block_outputs * block:
             return None
         return cls(kernel, place, (outputs, inputs, block), most_rows)
+
+    @classmethod
+    def fits(cls, weight: torch.Tensor, block_outputs: int) -> bool:
+        """Whether a kernel reads a `weight` `[out, in]` that is laid out in blocks of so many
+        outputs."""
+        outputs, inputs = weight.shape
+        whole = outputs % block_outputs == 0 and inputs % 4 == 0
+        return whole and blocked_kernel(weight.dtype, block_outputs) is not None
 
     @property
     def pairs(self) -> bool:
         """Whether an instruction multiplies two inputs at a time."""
         return self._kernel.pairs
+
+    @property
+    def units(self) -> bool:
+        """Whether matrix units multiply."""
+        return self._kernel.units
 
     @property
     def most_rows(self) -> int:

@@ -13,14 +13,13 @@ from typing import Any
 
 from asyncinfer.kernels.native.blocked_tiles_code import (
     LINE,
-    OUTPUTS,
-    SUM_BYTES,
     TILE_ROWS,
     BlockedTiles,
 )
+from asyncinfer.kernels.native.matrix_units_code import MatrixUnits
 from asyncinfer.kernels.native.team_code import CLAIMED, FREE, READY, STORING
 
-__all__ = ["FIELDS", "OUTPUTS", "TILE_ROWS", "blocked_code", "padded_inputs", "parts_of"]
+__all__ = ["FIELDS", "TILE_ROWS", "blocked_code", "parts_of"]
 
 #: The arguments of a call, 64 bits each: addresses, sizes, and the counter that threads share.
 FIELDS = (
@@ -33,46 +32,50 @@ _TURN = 96
 #: Inputs after which sums go to memory, a multiple of 4; twice as many where one instruction
 #: multiplies two, which takes as long.
 _DEPTH = 64
+#: How many bytes ahead weights are prefetched where the processor reads ahead by itself.
+_STREAM_AHEAD = 4 << 10
 #: How many times as long as this thread another one may take for a part of the work.
 _PATIENCE = 2
 
 
-def parts_of(outputs: int, rows: int) -> int:
+def parts_of(blocks: int, rows: int) -> int:
     """Parts of a product's work."""
-    return outputs // OUTPUTS * -(-rows // _TURN)
+    return blocks * -(-rows // _TURN)
 
 
-def padded_inputs(dtype: str, inputs: int) -> int:
-    """Inputs that a block has room for."""
-    step = 16 if dtype == "float32" else 32
-    return -(-inputs // step) * step
-
-
-def blocked_code(dtype: str, lanes: int, *, pairs: bool) -> str:
+def blocked_code(
+    dtype: str, lanes: int, outputs: int, *, pairs: bool, units: bool = False, streams: bool = False
+) -> str:
     """The assembly of `product(task)`, where `task` points to `FIELDS`, as int64.
 
     It writes `x W^T` to `y` float32 `[rows, outputs]` for `x` float32 `[rows, inputs]`. W is of
-    `dtype`, in blocks of `OUTPUTS` outputs and `block` bytes: float32 `[inputs, OUTPUTS]`, bfloat16
-    `[inputs / 2, OUTPUTS, 2]`. `outputs` is a multiple of `OUTPUTS`, `inputs` of 4. `next` is 0.
+    `dtype`, in blocks of `block` bytes: float32 `[inputs, outputs]`, bfloat16
+    `[inputs / 2, outputs, 2]`, with the `outputs` of this function. The task's are a multiple of
+    them, its `inputs` one of 4. `next` is 0.
 
     `states` is 0, or the address of as many int64 as `parts_of` says, which are `FREE`. Several
     threads may then compute one part of the work, of which one stores it, so that nobody waits for
     a thread that is not running.
 
     With `pairs`, all of them are bfloat16, and one instruction multiplies two inputs (`vdpbf16ps`).
-    """
-    return _BlockedCode(dtype, lanes, pairs).text()
+    With `units`, matrix units do, and `inputs` is a multiple of `UNIT_INPUTS`. `streams`: see
+    `BlockedTiles`."""
+    return _BlockedCode(dtype, lanes, outputs, pairs=pairs, streams=streams).text(units=units)
 
 
 class _BlockedCode(BlockedTiles):
-    def __init__(self, dtype: str, lanes: int, pairs: bool) -> None:
-        super().__init__(dtype, lanes, pairs, FIELDS)
+    def __init__(self, dtype: str, lanes: int, outputs: int, *, pairs: bool, streams: bool) -> None:
+        super().__init__(dtype, lanes, outputs, FIELDS, pairs=pairs, streams=streams)
         #: Bytes of a number of x and of y.
         self._x_bytes = 2 if pairs else 4
         self._depth = 2 * _DEPTH if pairs else _DEPTH
+        self._ahead = _STREAM_AHEAD if streams else self._depth * self.input_bytes
 
-    def text(self) -> str:
-        block = self._block([self.tile(rows) for rows in range(1, TILE_ROWS + 1)])
+    def text(self, *, units: bool) -> str:
+        if units:
+            block = self._block((), MatrixUnits(self))
+        else:
+            block = self._block([self.tile(rows) for rows in range(1, TILE_ROWS + 1)])
         store = self._store()
         self.on_task("product", self._work(block, store, self._finish(block, store)))
         return str(self.module)
@@ -171,8 +174,8 @@ class _BlockedCode(BlockedTiles):
         return function
 
     def _kept(self, b: Any) -> Any:
-        """Room for a thread's sums `[_TURN, OUTPUTS]`."""
-        kept = b.alloca(self.ir.ArrayType(self.byte, _TURN * SUM_BYTES))
+        """Room for a thread's sums `[_TURN, outputs]`."""
+        kept = b.alloca(self.ir.ArrayType(self.byte, _TURN * self.sum_bytes))
         kept.align = LINE
         # llvmlite's `alloca` gives a typed pointer. The detour makes it opaque.
         return b.inttoptr(b.ptrtoint(kept, self.i64), self.pointer)
@@ -183,7 +186,7 @@ class _BlockedCode(BlockedTiles):
     def _parts(self, b: Any, task: Any) -> Any:
         """Parts of the work: each is a block of W for `_TURN` rows of x."""
         outputs, rows = (self.field(b, task, name) for name in ("outputs", "rows"))
-        return b.mul(b.sdiv(outputs, self.integer(OUTPUTS)), self._turns(b, rows))
+        return b.mul(b.sdiv(outputs, self.integer(self.outputs)), self._turns(b, rows))
 
     def _turns(self, b: Any, rows: Any) -> Any:
         return b.sdiv(b.add(rows, self.integer(_TURN - 1)), self.integer(_TURN))
@@ -192,12 +195,12 @@ class _BlockedCode(BlockedTiles):
         """Of a part: the number of its block of W, its first row of x, how many rows it has, and
         where its results begin."""
         outputs, rows = (self.field(b, task, name) for name in ("outputs", "rows"))
-        blocks = b.sdiv(outputs, self.integer(OUTPUTS))
+        blocks = b.sdiv(outputs, self.integer(self.outputs))
         column, turn = b.srem(index, blocks), b.sdiv(index, blocks)
         first = b.mul(turn, self.integer(_TURN))
-        count = self._least(b, self.integer(_TURN), b.sub(rows, first))
+        count = self.least(b, self.integer(_TURN), b.sub(rows, first))
         y = self.address(b, task, "y")
-        into = self.at(b, y, b.mul(column, self.integer(OUTPUTS * self._x_bytes)))
+        into = self.at(b, y, b.mul(column, self.integer(self.outputs * self._x_bytes)))
         return column, first, count, into
 
     def _stores_sums(self, b: Any, task: Any) -> Any:
@@ -225,9 +228,9 @@ class _BlockedCode(BlockedTiles):
         y_bytes = b.mul(self.field(b, task, "outputs"), self.integer(self._x_bytes))
 
         def row(number: Any) -> None:
-            sums = self.at(b, kept, b.mul(number, self.integer(SUM_BYTES)))
+            sums = self.at(b, kept, b.mul(number, self.integer(self.sum_bytes)))
             place = self.at(b, into, b.mul(b.add(first, number), y_bytes))
-            for at in range(0, OUTPUTS, self.lanes):
+            for at in range(0, self.outputs, self.lanes):
                 part = self.load(b, sums, self.integer(at))
                 if self.pairs:
                     halves = self.rounded(b, part, at_once=True)
@@ -242,7 +245,7 @@ class _BlockedCode(BlockedTiles):
         b.ret_void()
         return function
 
-    def _block(self, tiles: Sequence[Any]) -> Any:
+    def _block(self, tiles: Sequence[Any], units: MatrixUnits | None = None) -> Any:
         """`block(task, index, after, kept)`: multiply a part, and prefetch the part `after`."""
         function, b = self.begin("block", self.pointer, self.i64, self.i64, self.pointer)
         task, index, after, kept = function.args
@@ -259,34 +262,35 @@ class _BlockedCode(BlockedTiles):
 
         def some(start: Any) -> None:
             """Add the products of `self._depth` inputs."""
-            depth = self._least(b, self.integer(self._depth), b.sub(inputs, start))
+            depth = self.least(b, self.integer(self._depth), b.sub(inputs, start))
             numbers = self.at(b, own, b.mul(start, self.integer(self.input_bytes)))
             more = b.icmp_signed("<", b.add(start, self.integer(self._depth)), inputs)
-            on = self.at(b, numbers, self.integer(self._depth * self.input_bytes))
+            on = self.at(b, numbers, self.integer(self._ahead))
             ahead = b.select(more, on, coming)
             columns = self.at(b, x, b.mul(start, self.integer(self._x_bytes)))
             again = b.or_(more, kept_sums)
-            bytes_of = b.select(again, self.integer(SUM_BYTES), y_bytes)
+            bytes_of = b.select(again, self.integer(self.sum_bytes), y_bytes)
 
             def group(row: Any) -> None:
                 left = b.sub(count, row)
                 number = b.add(first, row)
-                old = self.at(b, kept, b.mul(row, self.integer(SUM_BYTES)))
+                old = self.at(b, kept, b.mul(row, self.integer(self.sum_bytes)))
                 places = (
                     self.at(b, columns, b.mul(number, x_bytes)),
                     old,
                     b.select(again, old, self.at(b, into, b.mul(number, y_bytes))),
                 )
-                several = self._least(b, self.integer(TILE_ROWS), left)
+                several = self.least(b, self.integer(TILE_ROWS), left)
                 for size, tile in enumerate(tiles, 1):
                     with b.if_then(b.icmp_signed("==", several, self.integer(size))):
                         b.call(tile, [numbers, ahead, *places, depth, x_bytes, bytes_of, start])
 
             self.each(b, self.integer(0), count, TILE_ROWS, group)
 
-        self.each(b, self.integer(0), inputs, self._depth, some)
+        if units is None:
+            self.each(b, self.integer(0), inputs, self._depth, some)
+        else:
+            rows = self.at(b, x, b.mul(first, x_bytes))
+            units.block(b, own, coming, rows, kept, inputs, x_bytes, count)
         b.ret_void()
         return function
-
-    def _least(self, b: Any, one: Any, other: Any) -> Any:
-        return b.select(b.icmp_signed("<", one, other), one, other)

@@ -1,8 +1,8 @@
 """LLVM's code of a tile of a product: some inputs of a block of W, and a few rows of x.
 
-For each input a block has the weights of 64 outputs side by side. A vector therefore holds outputs:
-nothing is summed across its lanes, and memory is read sequentially. Meanwhile the weights of the
-next inputs are prefetched.
+For each input a block has the weights of 64 or 32 outputs side by side. A vector therefore holds
+outputs: nothing is summed across its lanes, and memory is read sequentially. Meanwhile the weights
+of the next inputs are prefetched.
 """
 
 from __future__ import annotations
@@ -12,31 +12,45 @@ from typing import Any
 
 from asyncinfer.kernels.native.assembly import Assembly
 
-__all__ = ["LINE", "OUTPUTS", "SUM_BYTES", "TILE_ROWS", "BlockedTiles"]
+__all__ = ["LINE", "TILE_ROWS", "BlockedTiles"]
 
-#: Outputs of a block.
-OUTPUTS = 64
-#: Rows of x in a tile: as many as there are registers for their sums.
+#: Rows of x in a tile: as many as there are registers for the sums of 64 outputs.
 TILE_ROWS = 6
-#: Bytes of a row's sums.
-SUM_BYTES = 4 * OUTPUTS
 #: Bytes of a line of a cache.
 LINE = 64
+#: Where a processor reads ahead by itself, fewer prefetches keep it reading. On two cores of an
+#: Intel Xeon with AMX, weights came in at 19 GB/s so, and at 15 with one for each line.
+_STREAM_EVERY = 256
 
 
 class BlockedTiles(Assembly):
     """Emits the code of tiles."""
 
-    def __init__(self, dtype: str, lanes: int, pairs: bool, fields: Sequence[str]) -> None:
-        """`pairs`: one instruction multiplies two inputs of a bfloat16 weight and of x."""
+    def __init__(
+        self,
+        dtype: str,
+        lanes: int,
+        outputs: int,
+        fields: Sequence[str],
+        *,
+        pairs: bool,
+        streams: bool,
+    ) -> None:
+        """`outputs`: of a block; `pairs`: one instruction multiplies two inputs of a bfloat16
+        weight and of x; `streams`: the processor reads ahead by itself, up to the end of a page."""
         super().__init__("blocked", lanes, fields)
         self._halves, self.pairs = dtype == "bfloat16", pairs
         if pairs:
             kinds = [self.floats, self.halves, self.halves]
             name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
             self._product = self.declare(name, self.floats, *kinds)
+        self.outputs = outputs
         #: Bytes of one input's numbers in a block.
-        self.input_bytes = OUTPUTS * (2 if self._halves else 4)
+        self.input_bytes = outputs * (2 if self._halves else 4)
+        #: Every which byte of what comes next is prefetched.
+        self.fetch_every = _STREAM_EVERY if streams else LINE
+        #: Bytes of a row's sums.
+        self.sum_bytes = 4 * outputs
 
     def tile(self, rows: int) -> Any:
         """`tile(w, ahead, x, old, y, inputs, x_bytes, y_bytes, before)`: multiply `inputs` of a
@@ -48,7 +62,7 @@ class BlockedTiles(Assembly):
         function.attributes.add("noinline")
         weight, ahead, x, old, y, inputs, x_bytes, y_bytes, before = function.args
         theirs = [self.at(b, x, b.mul(x_bytes, self.integer(row))) for row in range(rows)]
-        kept = [self.at(b, old, self.integer(SUM_BYTES * row)) for row in range(rows)]
+        kept = [self.at(b, old, self.integer(self.sum_bytes * row)) for row in range(rows)]
         into = [self.at(b, y, b.mul(y_bytes, self.integer(row))) for row in range(rows)]
         new = b.icmp_signed("==", before, self.integer(0))
         width = self._width(rows)
@@ -59,14 +73,14 @@ class BlockedTiles(Assembly):
             # Two inputs of a bfloat16 weight lie side by side.
             ours = self.at(b, weight, b.mul(start, self.integer(4)))
             # Each part prefetches as much as it reads.
-            share = b.mul(start, b.mul(inputs, self.integer(self.input_bytes // OUTPUTS)))
+            share = b.mul(start, b.mul(inputs, self.integer(self.input_bytes // self.outputs)))
             coming = self.at(b, ahead, share)
 
             def pair(b: Any, first: Any, sums: Sequence[Any]) -> Sequence[Any]:
                 """Add the products of two inputs."""
                 found = list(sums)
-                read = 2 * width * self.input_bytes // OUTPUTS
-                for line in range(0, read, LINE):
+                read = 2 * width * self.input_bytes // self.outputs
+                for line in range(0, read, self.fetch_every):
                     on = b.mul(first, self.integer(read // 2))
                     self.fetch(
                         b, self.at(b, self.at(b, coming, on), self.integer(line)), near=False
@@ -96,7 +110,7 @@ class BlockedTiles(Assembly):
                 for place in places:
                     self.store(b, next(found), row, place)
 
-        self.each(b, self.integer(0), self.integer(OUTPUTS), width, part)
+        self.each(b, self.integer(0), self.integer(self.outputs), width, part)
         b.ret_void()
         return function
 
@@ -125,7 +139,7 @@ class BlockedTiles(Assembly):
     def _width(self, rows: int) -> int:
         """Outputs that a tile of so many rows has sums for in registers."""
         sums = 4 * TILE_ROWS if self.lanes == 16 else 2 * TILE_ROWS
-        width = OUTPUTS
+        width = self.outputs
         while rows * width > sums * self.lanes:
             width //= 2
         return width
@@ -136,7 +150,7 @@ class BlockedTiles(Assembly):
             return [
                 [
                     b.load(
-                        self.at(b, start, self.integer(4 * (which * OUTPUTS + at))),
+                        self.at(b, start, self.integer(4 * (which * self.outputs + at))),
                         typ=self.floats,
                         align=4,
                     )
