@@ -195,11 +195,12 @@ def measure_hanging_step(requests: int, after: float, loop: str = "asyncio") -> 
 def main() -> None:
     requests, after = (*sys.argv[1:], *DEFAULTS[len(sys.argv) - 1 :])
     found: list[Any] = []
-    print(f"{'case':12} {'in':8} {'ended by':18}", *(f"{name:>8}" for name in Hanging._fields[3:]))
+    columns = ("wait", "loop", "stats", "health", "call")
+    print(f"{'case':12} {'in':8} {'ended by':18}", *(f"{name:>8}" for name in columns))
     for loop in ("asyncio", "trio"):
         for each in measure_hanging_step(int(requests), float(after), loop):
             found.append(each)
-            figures = (f"{figure:8.2f}" for figure in each[3:])
+            figures = (f"{getattr(each, name):8.2f}" for name in columns)
             print(
                 f"{each.case:12} {each.phase:8} {','.join(each.ended_by):18}", *figures, flush=True
             )
