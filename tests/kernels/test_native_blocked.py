@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from asyncinfer.kernels import onednn
-from asyncinfer.kernels.native import BlockedWeight, blocked
+from asyncinfer.kernels.native import BLOCK_OUTPUTS, BlockedWeight, blocked
 from asyncinfer.kernels.native.blocked import BlockedKernel, blocked_kernel
 from asyncinfer.kernels.native.blocked_code import blocked_code, parts_of
 from asyncinfer.kernels.native.host import compiled, host
@@ -233,6 +233,26 @@ def test_code_for_matrix_units_is_compiled(outputs: int) -> None:
     # For half and for all of the rows, with and without prefetches, 32 outputs at a time.
     assert products == stores == 2 * (2 + 4) * outputs // 32
     assert made.count("ldtilecfg") == made.count("tilerelease") == 4
+
+
+@pytest.mark.parametrize("planned", [1, 16])
+def test_matrix_units_read_blocks_of_either_size(planned: int) -> None:
+    """oneDNN's depends on how many rows it plans for."""
+    if not blocked.matrix_units():
+        pytest.skip("a processor without matrix units")
+    weight = torch.randn(320, 512, generator=torch.Generator().manual_seed(2)).bfloat16()
+    reordered = torch.ops.mkldnn._reorder_linear_weight(weight, planned)
+    place, nbytes = onednn.place_of(reordered) or (0, 0)
+    x = torch.randn(ROWS[-1], 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+    right = x.double() @ weight.double().T
+    off = []
+    for outputs in BLOCK_OUTPUTS:
+        found = BlockedWeight.of(place, nbytes, (320, 512), torch.bfloat16, outputs, 1 << 62)
+        assert found is not None
+        assert found.units
+        assert torch.equal(found(x), torch.cat([found(row[None]) for row in x]))
+        off.append(float((found(x).double() - right).abs().amax() / right.abs().amax()))
+    assert min(off) <= 1e-2 < max(off)
 
 
 @pytest.mark.parametrize(("inputs", "units"), [(64, True), (80, False)])
