@@ -62,5 +62,7 @@ def test_operators_of_a_plain_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "mul_": 3,
         "add_": 2,
     }
-    products = {"_linear_pointwise": 4} if "_linear_pointwise" in layer else {"linear": 4}
-    assert layer == {**work, **products}
+    # A weight of few outputs may stay plain where others are laid out for oneDNN.
+    products = layer.pop("_linear_pointwise", 0) + layer.pop("linear", 0)
+    assert products == 4
+    assert layer == work
