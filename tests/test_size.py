@@ -11,7 +11,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
     "adapters": 987,
-    "attention": 3_000,
+    "attention": 3_011,
     "bench": 8_492,
     "builtin": 900,
     "cache": 2_376,

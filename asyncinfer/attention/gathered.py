@@ -22,6 +22,7 @@ from asyncinfer.attention.prefill import PrefillRow, native_prefill, prefill_row
 from asyncinfer.attention.row_copies import find_copies
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.attention.varied import VariedAttention
+from asyncinfer.kernels.native import kv_write
 
 __all__ = ["GatheredAttention"]
 
@@ -69,10 +70,7 @@ class GatheredAttention:
                 self._drop_copies()
                 return attended
         new = k[None] if self._kv.storage.shape[1] == 1 else torch.stack((k, v))
-        stored = (new,) if self._kv.format.exact else self._kv.format.encode(new)
-        for pages, encoded in zip(self._kv.pages[layer], stored, strict=True):
-            width = pages.shape[-1]
-            pages.view(-1, width).index_copy_(0, self._slots, encoded.reshape(-1, width))
+        self._write(layer, new)
         if variant is not None:
             return self._vary(variant.window)(layer, q, variant, self._pages)
         attended = None if native is None else native(layer, q)
@@ -101,6 +99,19 @@ class GatheredAttention:
         for row in self._prefill:
             row(layer, q, new, self._pages, out)
         return out
+
+    def _write(self, layer: int, new: torch.Tensor) -> None:
+        """Put `new` `[parts, tokens, kv_heads, head_dim]` into its pages."""
+        kv = self._kv
+        if kv.format.exact and self._may_be_native:
+            (pages,) = kv.pages[layer]
+            parts = zip(new, self._slots.chunk(len(new)), strict=True)
+            if all(kv_write(pages, each, slots) for each, slots in parts):
+                return
+        stored = (new,) if kv.format.exact else kv.format.encode(new)
+        for pages, encoded in zip(kv.pages[layer], stored, strict=True):
+            width = pages.shape[-1]
+            pages.view(-1, width).index_copy_(0, self._slots, encoded.reshape(-1, width))
 
     def _leave_native(self) -> None:
         """Let torch attend from now on, in all layers: also for the rows that native code computed

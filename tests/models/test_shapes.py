@@ -129,6 +129,6 @@ def test_logits(family: str, head_dim: int, tmp_path: Path) -> None:
     for sequence, got, hit in zip(ids, run.logits, (0, 32), strict=True):
         right = expected(model, sequence)
         assert right.std() > 0.1
-        # Granite multiplies embeddings by 12: transformers' own logits are 1e-4 off those in float64.
+        # Granite multiplies embeddings by 12: transformers' own are 1e-4 off those in float64.
         atol = 2e-4 if family.startswith("granite") else 1e-4
         torch.testing.assert_close(got[hit:], right[hit:], rtol=1e-5, atol=atol)
