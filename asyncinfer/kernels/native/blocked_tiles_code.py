@@ -19,7 +19,7 @@ TILE_ROWS = 6
 #: Bytes of a line of a cache.
 LINE = 64
 #: Where a processor reads ahead by itself, fewer prefetches keep it reading. On two cores of an
-#: Intel Xeon with AMX, weights came in at 19 GB/s so, and at 15 with one for each line.
+#: Intel Xeon with AMX, weights came in at 18 GB/s so, and at 15 with one for each line.
 _STREAM_EVERY = 256
 
 

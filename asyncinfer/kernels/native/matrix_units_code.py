@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from asyncinfer.kernels.native.blocked_tiles_code import BlockedTiles
 
-__all__ = ["UNIT_INPUTS", "UNIT_ROWS", "MatrixUnits"]
+__all__ = ["UNIT_INPUTS", "MatrixUnits"]
 
 #: Inputs of one instruction: those of a weight are a multiple of them.
 UNIT_INPUTS: Final = 32
 #: Rows of x in two registers, which are multiplied together: each register of W is read once.
-UNIT_ROWS: Final = 32
+_UNIT_ROWS = 32
 #: Rows of a register, outputs of a register of sums, and bytes of a row of any register.
 _ROWS, _OUTPUTS, _ROW_BYTES = 16, 16, 64
 #: The registers: sums of the first 16 rows, of the other rows, rows of x, and outputs of W.
@@ -60,7 +60,7 @@ class MatrixUnits:
         inputs, x_bytes, rows = sizes
 
         def group(first: Any) -> None:
-            some = c.least(b, c.integer(UNIT_ROWS), b.sub(rows, first))
+            some = c.least(b, c.integer(_UNIT_ROWS), b.sub(rows, first))
             places = (
                 *(weight, after, c.at(b, x, b.mul(first, x_bytes))),
                 c.at(b, kept, b.mul(first, c.integer(c.sum_bytes))),
@@ -75,7 +75,7 @@ class MatrixUnits:
                 with b.if_then(b.and_(*are)):
                     b.call(product, [*places, inputs, x_bytes, some])
 
-        c.each(b, c.integer(0), rows, UNIT_ROWS, group)
+        c.each(b, c.integer(0), rows, _UNIT_ROWS, group)
 
     def _product(self, several: bool, fetches: bool) -> Any:
         """`product(w, after, x, sums, inputs, x_bytes, rows)`: the sums of up to 16 rows, or of 17
