@@ -100,7 +100,8 @@ class _Trial:
             step_timeout=after if case == "death" else 4 * after,
             drain_timeout=after,
         )
-        self.live = 0
+        #: Requests that the decode thread was given, and those that are waited for.
+        self.taken = self.live = 0
         self.ended_by: set[str] = set()
         self.late: list[float] = []
         #: When each request's wait was to end; infinite while nothing is to end it.
@@ -114,7 +115,8 @@ class _Trial:
             async with ticking() as ticker, anyio.create_task_group() as tasks:
                 for index, scope in enumerate(scopes):
                     tasks.start_soon(self._ask, engine, index, scope)
-                while self.gate.began is None:
+                # One that is cancelled before the decode thread has it gives its place up at once.
+                while self.gate.began is None or self.taken < self.requests:
                     await anyio.sleep(0.001)
                 tasks.start_soon(self._event, engine, scopes)
                 stats, health = _Wrong(), _Wrong()
@@ -142,7 +144,9 @@ class _Trial:
         self.live += 1
         try:
             with scope:
-                await engine.generate(f"prompt {index}", max_tokens=9, deadline=deadline)
+                async with engine.stream("hello", max_tokens=9, deadline=deadline) as stream:
+                    self.taken += 1
+                    await stream
                 ended_by = "answer"
         except AsyncInferError as error:
             ended_by = type(error).__name__
