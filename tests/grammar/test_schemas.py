@@ -125,7 +125,7 @@ async def test_every_answer_is_accepted_beside_others_and_with_too_little_room()
     # So few blocks that a batch does not fit.
     async with Engine(FakeModel(strict=False, blocks=22, max_context=340)) as engine:
         crowded = await answers(engine, most=300, wanted=REST)
-        assert engine.stats().preemptions > 20
+        assert engine.stats().preemptions > 0
     assert crowded.cut <= len(REST) // 10
     for index, text in zip(REST, crowded.texts, strict=True):
         assert text in (roomy.texts[index], None)
