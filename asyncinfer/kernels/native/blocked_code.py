@@ -13,6 +13,7 @@ from typing import Any
 
 from asyncinfer.kernels.native.blocked_tiles_code import (
     LINE,
+    STREAM_AHEAD,
     TILE_ROWS,
     BlockedTiles,
 )
@@ -32,8 +33,6 @@ _TURN = 96
 #: Inputs after which sums go to memory, a multiple of 4; twice as many where one instruction
 #: multiplies two, which takes as long.
 _DEPTH = 64
-#: How many bytes ahead weights are prefetched where the processor reads ahead by itself.
-_STREAM_AHEAD = 4 << 10
 #: How many times as long as this thread another one may take for a part of the work.
 _PATIENCE = 2
 
@@ -69,7 +68,7 @@ class _BlockedCode(BlockedTiles):
         #: Bytes of a number of x and of y.
         self._x_bytes = 2 if pairs else 4
         self._depth = 2 * _DEPTH if pairs else _DEPTH
-        self._ahead = _STREAM_AHEAD if streams else self._depth * self.input_bytes
+        self._ahead = STREAM_AHEAD if streams else self._depth * self.input_bytes
 
     def text(self, *, units: bool) -> str:
         if units:

@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncinfer.kernels.native.assembly import Assembly
 
-__all__ = ["LINE", "TILE_ROWS", "BlockedTiles"]
+__all__ = ["LINE", "STREAM_AHEAD", "TILE_ROWS", "BlockedTiles"]
 
 #: Rows of x in a tile: as many as there are registers for the sums of 64 outputs.
 TILE_ROWS = 6
@@ -21,6 +21,8 @@ LINE = 64
 #: Where a processor reads ahead by itself, fewer prefetches keep it reading. On two cores of an
 #: Intel Xeon with AMX, weights came in at 18 GB/s so, and at 15 with one for each line.
 _STREAM_EVERY = 256
+#: How many bytes ahead it prefetches there.
+STREAM_AHEAD = 4 << 10
 
 
 class BlockedTiles(Assembly):
@@ -47,7 +49,7 @@ class BlockedTiles(Assembly):
         self.outputs = outputs
         #: Bytes of one input's numbers in a block.
         self.input_bytes = outputs * (2 if self._halves else 4)
-        #: Every which byte of what comes next is prefetched.
+        #: Bytes between two lines that are prefetched.
         self.fetch_every = _STREAM_EVERY if streams else LINE
         #: Bytes of a row's sums.
         self.sum_bytes = 4 * outputs

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from asyncinfer.kernels.native.blocked_tiles_code import BlockedTiles
+from asyncinfer.kernels.native.blocked_tiles_code import STREAM_AHEAD, BlockedTiles
 
 __all__ = ["UNIT_INPUTS", "MatrixUnits"]
 
@@ -27,8 +27,6 @@ _SUMS, _MORE_SUMS, _X, _W = (0, 1), (2, 3), (4, 5), (6, 7)
 #: Where the configuration `[64]` bytes has each register's bytes of a row, 16 bits each, and its
 #: rows, 8 bits each.
 _ROW_BYTES_AT, _ROWS_AT = 16, 48
-#: How many bytes ahead weights are prefetched.
-_AHEAD = 4 << 10
 
 
 class MatrixUnits:
@@ -151,10 +149,10 @@ class MatrixUnits:
         b.call(self._configure, [memory])
 
     def _fetched(self, b: Any, weight: Any, after: Any, on: Any, whole: Any) -> None:
-        """Prefetch as much as 32 inputs' weights, `_AHEAD` bytes beyond `on`: of the next block
-        where this one, of `whole` bytes, ends before."""
+        """Prefetch as much as 32 inputs' weights, `STREAM_AHEAD` bytes beyond `on`: of the next
+        block where this one, of `whole` bytes, ends before."""
         c = self._code
-        at = b.add(on, c.integer(_AHEAD))
+        at = b.add(on, c.integer(STREAM_AHEAD))
         inside = b.icmp_signed("<", at, whole)
         start = b.select(inside, weight, after)
         place = c.at(b, start, b.select(inside, at, b.sub(at, whole)))
