@@ -138,7 +138,7 @@ def _native_rows(dtype: torch.dtype) -> int:
     milliseconds on one thread."""
     weight = reorder(torch.ones(_SIDES, dtype=dtype))
     native = _read(weight, _SIDES, _NO_END)
-    if dtype is torch.bfloat16 and not (native and native.pairs):
+    if dtype is torch.bfloat16 and (native is None or native.method == "floats"):
         # oneDNN has the processor's instructions for products of bfloat16 numbers.
         return _FEW
 
@@ -148,7 +148,7 @@ def _native_rows(dtype: torch.dtype) -> int:
 
     if not wins(_SOME):
         return _FEW
-    if native is not None and native.units:
+    if native is not None and native.method == "units":
         # oneDNN copies many rows to where its matrix units read them faster.
         return _MANY
     return _NO_END if wins(2 * _MANY) else _MANY

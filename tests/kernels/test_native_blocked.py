@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+import mmap
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +21,13 @@ from asyncinfer.kernels import onednn
 from asyncinfer.kernels.native import BLOCK_OUTPUTS, BlockedWeight, blocked
 from asyncinfer.kernels.native.blocked import BlockedKernel, blocked_kernel
 from asyncinfer.kernels.native.blocked_code import blocked_code, parts_of
+from asyncinfer.kernels.native.blocked_tiles_code import Method
 from asyncinfer.kernels.native.host import compiled, host
 from asyncinfer.kernels.native.team_code import CLAIMED, FREE, READY, STORING, team_code
 from asyncinfer.kernels.native.threads import parallel_region
 
 pytestmark = pytest.mark.skipif(
-    blocked_kernel(torch.float32, 64) is None or not onednn.available(torch.float32),
+    blocked_kernel(torch.float32, 64, 64) is None or not onednn.available(torch.float32),
     reason="no kernel for this machine",
 )
 
@@ -82,23 +88,64 @@ def test_inputs_that_are_a_view(dtype: torch.dtype) -> None:
     assert torch.equal(found(x), found(x.clone()))
 
 
-@pytest.mark.parametrize("rounds", [False, True])
-def test_products_of_bfloat16_with_and_without_an_instruction_for_pairs(rounds: bool) -> None:
+@pytest.mark.parametrize("inputs", [512, 84])
+@pytest.mark.parametrize("method", ["floats", "widened", "pairs"])
+def test_every_method_of_products_of_bfloat16(method: Method, inputs: int) -> None:
     here, region = host(), parallel_region()
     assert here is not None
     assert region is not None
-    if here.lanes < 16 or (rounds and not here.rounds):
+    if here.lanes < 16 or (method != "floats" and not here.rounds):
         pytest.skip("a processor without the instructions")
-    weight, reordered, _ = laid_out((320, 512), torch.bfloat16)
+    weight, reordered, _ = laid_out((320, inputs), torch.bfloat16)
     outputs = onednn._block_outputs(torch.bfloat16)
     assert outputs is not None
-    kernel = BlockedKernel(torch.bfloat16, outputs, replace(here, rounds=rounds), region)
-    assert kernel.pairs is rounds
-    x = torch.randn(101, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+    kernel = BlockedKernel(torch.bfloat16, outputs, here, region, method)
     place = torch.ops.mkldnn.data_ptr(reordered)
-    found = kernel(x, place, 320, 512, kernel.block_bytes(512), most_rows=1 << 62)
-    right = x.double() @ weight.double().T
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return kernel(x, place, 320, inputs, kernel.block_bytes(inputs), most_rows=1 << 62)
+
+    x = torch.randn(101, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found, right = product(x), x.double() @ weight.double().T
+    assert found.dtype is torch.bfloat16
     assert (found.double() - right).abs().amax() <= 1e-2 * right.abs().amax()
+    assert torch.equal(found, torch.cat([product(row[None]) for row in x]))
+    if method == "widened":
+        # Sums of products that are not rounded, in the same order.
+        alike = BlockedKernel(torch.bfloat16, outputs, here, region, "floats")
+        sums = alike(x.float(), place, 320, inputs, alike.block_bytes(inputs), most_rows=1 << 62)
+        assert torch.equal(found, sums.bfloat16())
+
+
+def test_what_is_read_of_x_ends_where_it_does() -> None:
+    """Its last row ends at the end of a page, behind which there is no memory."""
+    here, region = host(), parallel_region()
+    assert here is not None
+    assert region is not None
+    if here.lanes < 16 or not here.rounds:
+        pytest.skip("a processor without the instructions")
+    weight, reordered, _ = laid_out((64, 20), torch.bfloat16)
+    outputs = onednn._block_outputs(torch.bfloat16)
+    assert outputs is not None
+    kernel = BlockedKernel(torch.bfloat16, outputs, here, region, "widened")
+    with memory_before_a_gap() as page:
+        x = torch.frombuffer(page, dtype=torch.bfloat16)[-3 * 20 :].view(3, 20)
+        x.copy_(torch.randn(3, 20, generator=torch.Generator().manual_seed(1)))
+        place = torch.ops.mkldnn.data_ptr(reordered)
+        found = kernel(x, place, 64, 20, kernel.block_bytes(20), most_rows=1 << 62)
+        right = x.double() @ weight.double().T
+        assert (found.double() - right).abs().amax() <= 1e-2 * right.abs().amax()
+
+
+@contextmanager
+def memory_before_a_gap() -> Iterator[memoryview]:
+    """A page of memory; a program that reads behind it is ended."""
+    both = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    first = (ctypes.c_char * (2 * mmap.PAGESIZE)).from_buffer(both)
+    system = ctypes.CDLL(None)
+    behind = ctypes.c_void_p(ctypes.addressof(first) + mmap.PAGESIZE)
+    assert system.mprotect(behind, mmap.PAGESIZE, 0) == 0
+    yield memoryview(both)[: mmap.PAGESIZE]
 
 
 class Shared:
@@ -110,7 +157,7 @@ class Shared:
         assert here is not None
         assert region is not None
         weight, self._kept, _ = laid_out((320, 512), torch.float32)
-        text = functools.partial(blocked_code, "float32", here.lanes, 64, pairs=False)
+        text = functools.partial(blocked_code, "float32", here.lanes, 64)
         names, symbols = ("product_share",), {"GOMP_parallel": region}
         (address,) = compiled("share", text, here, names, symbols)
         self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
@@ -181,7 +228,7 @@ def test_code_for_arm_is_compiled(monkeypatch: pytest.MonkeyPatch, product: bool
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     monkeypatch.setattr(binding, "get_process_triple", lambda: triple)
-    text = blocked_code("float32", 8, 64, pairs=False) if product else team_code()
+    text = blocked_code("float32", 8, 64) if product else team_code()
     machine = binding.Target.from_triple(triple).create_target_machine(opt=2)
     made = machine.emit_assembly(binding.parse_assembly(text))
     assert "yield" in made
@@ -209,11 +256,12 @@ def test_code_is_what_llvm_reads() -> None:
     from llvmlite import binding
 
     for dtype, lanes in (("float32", 8), ("float32", 16), ("bfloat16", 16)):
-        binding.parse_assembly(blocked_code(dtype, lanes, 64, pairs=False)).verify()
-    for outputs in (32, 64):
-        for streams in (False, True):
-            text = blocked_code("bfloat16", 16, outputs, pairs=True, streams=streams)
-            binding.parse_assembly(text).verify()
+        binding.parse_assembly(blocked_code(dtype, lanes, 64)).verify()
+    for method, outputs, streams in itertools.product(
+        ("widened", "pairs"), (32, 64), (False, True)
+    ):
+        text = blocked_code("bfloat16", 16, outputs, method=method, streams=streams)
+        binding.parse_assembly(text).verify()
 
 
 @pytest.mark.parametrize("outputs", [32, 64])
@@ -227,7 +275,7 @@ def test_code_for_matrix_units_is_compiled(outputs: int) -> None:
     machine = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(
         features=features, opt=2
     )
-    text = blocked_code("bfloat16", 16, outputs, pairs=True, units=True)
+    text = blocked_code("bfloat16", 16, outputs, method="units")
     made = machine.emit_assembly(binding.parse_assembly(text))
     products, stores = made.count("tdpbf16ps"), made.count("tilestored")
     # For half and for all of the rows, with and without prefetches, 32 outputs at a time.
@@ -249,21 +297,37 @@ def test_matrix_units_read_blocks_of_either_size(planned: int) -> None:
     for outputs in BLOCK_OUTPUTS:
         found = BlockedWeight.of(place, nbytes, (320, 512), torch.bfloat16, outputs, 1 << 62)
         assert found is not None
-        assert found.units
+        assert found.method == "units"
         assert torch.equal(found(x), torch.cat([found(row[None]) for row in x]))
         off.append(float((found(x).double() - right).abs().amax() / right.abs().amax()))
     assert min(off) <= 1e-2 < max(off)
 
 
-@pytest.mark.parametrize(("inputs", "units"), [(64, True), (80, False)])
-def test_matrix_units_multiply_what_fills_them(
-    monkeypatch: pytest.MonkeyPatch, inputs: int, units: bool
+@pytest.mark.parametrize(
+    ("about", "method"),
+    [
+        ({}, "widened"),
+        ({"fast": True}, "pairs"),
+        ({"units": True}, "units"),
+        ({"units": True, "inputs": 80}, "widened"),
+        ({"rounds": False}, "floats"),
+        ({"dtype": torch.float32, "units": True}, "floats"),
+    ],
+)
+def test_the_method_that_is_fastest_is_taken(
+    monkeypatch: pytest.MonkeyPatch, about: dict[str, Any], method: Method
 ) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(blocked, "matrix_units", lambda: True)
-    monkeypatch.setattr(blocked, "blocked_kernel", lambda *_, units: asked.append(units) or None)
-    BlockedWeight.of(0, 64 * inputs * 2, (64, inputs), torch.bfloat16, 32, 6)
-    assert asked == [units]
+    """Matrix units multiply what fills them."""
+    here = host()
+    assert here is not None
+    target = replace(here, lanes=16, rounds=about.get("rounds", True))
+    monkeypatch.setattr(blocked, "host", lambda: target)
+    monkeypatch.setattr(blocked, "matrix_units", lambda: about.get("units", False))
+    monkeypatch.setattr(blocked, "pairs_are_fast", lambda _: about.get("fast", False))
+    taken: list[Method] = []
+    monkeypatch.setattr(blocked, "_made", lambda *given: taken.append(given[-1]))
+    blocked_kernel(about.get("dtype", torch.bfloat16), 32, about.get("inputs", 64))
+    assert taken == [method]
 
 
 def test_matrix_units_that_linux_does_not_grant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,10 +374,10 @@ def test_native_code_has_as_many_rows_as_it_is_faster_for(
         left = [*faster]
         monkeypatch.setattr(onednn, "_faster", lambda *_, left=left: left.pop(0))
         _, _kept, found = laid_out((64, 16), dtype)
-        pairs = dtype is torch.float32 or found.pairs
+        reads = dtype is torch.float32 or found.method != "floats"
         # oneDNN has instructions for bfloat16 that other code may not have, and is faster for many
         # rows where both have matrix units.
         units = dtype is torch.bfloat16 and blocked.matrix_units()
         expected = min(most, 96) if units else most
-        assert onednn._native_rows.__wrapped__(dtype) == (expected if pairs else 6)
-        assert not left or not pairs or units
+        assert onednn._native_rows.__wrapped__(dtype) == (expected if reads else 6)
+        assert not left or not reads or units

@@ -11,8 +11,9 @@ from kernels.hosts import host_without
 from asyncinfer.kernels.native import prefill as module
 from asyncinfer.kernels.native import prefill_kernel
 from asyncinfer.kernels.native.host import Host, host, host_of
-from asyncinfer.kernels.native.prefill import PrefillKernel, is_right
-from asyncinfer.kernels.native.prefill_code import SPAN, TILE, prefill_code
+from asyncinfer.kernels.native.prefill import PrefillKernel, PrefillMethod, is_right
+from asyncinfer.kernels.native.prefill_code import prefill_code
+from asyncinfer.kernels.native.prefill_rows_code import SPAN, TILE
 from asyncinfer.kernels.native.threads import parallel_region
 from asyncinfer.kernels.threads import set_thread_count
 
@@ -21,16 +22,15 @@ pytestmark = pytest.mark.skipif(prefill_kernel(64, 1, 1.0) is None, reason="no k
 KV_HEADS, SCALE = 2, 0.3
 
 
-def has_pairs() -> bool:
-    """Whether one instruction multiplies pairs of bfloat16 numbers."""
+def has_halves() -> bool:
+    """Whether the processor has instructions for bfloat16 numbers."""
     here = host()
     return here is not None and here.rounds
 
 
-DTYPES = [
-    torch.float32,
-    pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not has_pairs(), reason="no pairs")),
-]
+needs_halves = pytest.mark.skipif(not has_halves(), reason="no instructions for bfloat16")
+HALVES = [pytest.param(method, marks=needs_halves) for method in ("pairs", "widened")]
+METHODS = ["floats", *HALVES]
 
 
 @dataclass
@@ -71,16 +71,20 @@ def prompt(
     return Prompt(q, k, v, start)
 
 
+def dtype_of(method: PrefillMethod) -> torch.dtype:
+    return torch.float32 if method == "floats" else torch.bfloat16
+
+
 def kernel_for(
     head_dim: int,
     group: int,
     target: Host | None = None,
-    dtype: torch.dtype = torch.float32,
+    method: PrefillMethod = "floats",
 ) -> PrefillKernel:
     target, region = target or host(), parallel_region()
     assert target is not None
     assert region is not None
-    return PrefillKernel(head_dim, group, SCALE, target, region, dtype is torch.bfloat16)
+    return PrefillKernel(head_dim, group, SCALE, target, region, method)
 
 
 @pytest.mark.parametrize(
@@ -97,10 +101,10 @@ def test_tokens_are_torchs(head_dim: int, group: int, wide: bool) -> None:
         )
 
 
-@pytest.mark.skipif(not has_pairs(), reason="no instruction for pairs of bfloat16")
+@pytest.mark.parametrize("method", HALVES)
 @pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (96, 1), (128, 7), (256, 2)])
-def test_tokens_in_bfloat16(head_dim: int, group: int) -> None:
-    kernel = kernel_for(head_dim, group, dtype=torch.bfloat16)
+def test_tokens_in_bfloat16(head_dim: int, group: int, method: PrefillMethod) -> None:
+    kernel = kernel_for(head_dim, group, method=method)
     # Among them odd numbers of keys, of a span and of a whole prompt.
     for tokens, start in ((1, 0), (6, 1), (TILE + 1, 0), (41, SPAN - 20), (3, SPAN), (70, 451)):
         given = prompt(tokens, start, head_dim, group, dtype=torch.bfloat16)
@@ -111,9 +115,18 @@ def test_tokens_in_bfloat16(head_dim: int, group: int) -> None:
         torch.testing.assert_close(found.double(), right, rtol=2**-7, atol=2**-7)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_other_tokens_and_threads_do_not_change_a_bit(dtype: torch.dtype) -> None:
-    given, kernel = prompt(300, 30, 64, 3, dtype=dtype), kernel_for(64, 3, dtype=dtype)
+@needs_halves
+def test_widened_heads_that_are_no_multiple_of_pairs() -> None:
+    kernel = kernel_for(80, 2, method="widened")
+    given = prompt(70, 451, 80, 2, dtype=torch.bfloat16)
+    found = given.attend(kernel).double()
+    torch.testing.assert_close(found, given.right(), rtol=2**-8, atol=2**-8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_other_tokens_and_threads_do_not_change_a_bit(method: PrefillMethod) -> None:
+    given = prompt(300, 30, 64, 3, dtype=dtype_of(method))
+    kernel = kernel_for(64, 3, method=method)
     count = torch.get_num_threads()
     whole = given.attend(kernel)
     # Keys that no token before them sees.
@@ -128,11 +141,12 @@ def test_other_tokens_and_threads_do_not_change_a_bit(dtype: torch.dtype) -> Non
         set_thread_count(count)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_strided_heads_and_large_scores(dtype: torch.dtype) -> None:
-    given, kernel = prompt(130, 200, 64, 3, 2.0, dtype), kernel_for(64, 3, dtype=dtype)
+@pytest.mark.parametrize("method", METHODS)
+def test_strided_heads_and_large_scores(method: PrefillMethod) -> None:
+    given = prompt(130, 200, 64, 3, 2.0, dtype_of(method))
+    kernel = kernel_for(64, 3, method=method)
     whole = given.attend(kernel)
-    off = 1e-4 if dtype is torch.float32 else 2e-2
+    off = 1e-4 if method == "floats" else 2e-2
     torch.testing.assert_close(whole.double(), given.right(), rtol=off, atol=off)
     # As a cache and packed projections have them.
     given.k = given.k.transpose(0, 1).contiguous().transpose(0, 1)
@@ -144,13 +158,13 @@ def test_strided_heads_and_large_scores(dtype: torch.dtype) -> None:
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = kernel_for(64, 1)
-    assert is_right(kernel, 64, 1, SCALE)
-    assert not is_right(kernel, 64, 1, 1.1 * SCALE)
-    if has_pairs():
-        kernel = kernel_for(64, 1, dtype=torch.bfloat16)
-        assert is_right(kernel, 64, 1, SCALE, pairs=True)
-        assert not is_right(kernel, 64, 1, 1.1 * SCALE, pairs=True)
+    methods: list[PrefillMethod] = ["floats"]
+    if has_halves():
+        methods += ["pairs", "widened"]
+    for method in methods:
+        kernel, dtype = kernel_for(64, 1, method=method), dtype_of(method)
+        assert is_right(kernel, 64, 1, SCALE, dtype)
+        assert not is_right(kernel, 64, 1, 1.1 * SCALE, dtype)
     monkeypatch.setattr(module, "is_right", lambda *_: False)
     assert prefill_kernel(64, 1, 0.77) is None
 
@@ -165,6 +179,19 @@ def test_what_there_is_no_code_for(monkeypatch: pytest.MonkeyPatch) -> None:
         assert prefill_kernel(64, 1, 0.78, torch.bfloat16) is None
     monkeypatch.setattr(module, "host", lambda: None)
     assert prefill_kernel(64, 1, 0.78) is None
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_is_faster_is_taken_in_bfloat16(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = host()
+    assert here is not None
+    monkeypatch.setattr(module, "host", lambda: replace(here, rounds=True, tiles=False))
+    monkeypatch.setattr(module, "pairs_are_fast", lambda _: fast)
+    taken: list[str] = []
+    monkeypatch.setattr(module, "trusted_kernel", lambda *about: taken.append(about[-1]))
+    prefill_kernel.__wrapped__(64, 1, 1.0, torch.bfloat16)
+    prefill_kernel.__wrapped__(64, 1, 1.0, torch.float32)
+    assert taken == ["pairs" if fast else "widened", "floats"]
 
 
 def test_code_for_arm_is_what_llvm_reads() -> None:

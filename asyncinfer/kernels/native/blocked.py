@@ -10,11 +10,8 @@ from typing import Final
 import torch
 
 from asyncinfer.kernels.native.between import narrowed, widened
-from asyncinfer.kernels.native.blocked_code import (
-    FIELDS,
-    blocked_code,
-    parts_of,
-)
+from asyncinfer.kernels.native.blocked_code import FIELDS, blocked_code, parts_of
+from asyncinfer.kernels.native.blocked_tiles_code import Method
 from asyncinfer.kernels.native.calls import (
     ALWAYS,
     NEVER,
@@ -23,6 +20,7 @@ from asyncinfer.kernels.native.calls import (
     room_rows,
 )
 from asyncinfer.kernels.native.host import Host, compiled_once, host
+from asyncinfer.kernels.native.instruction_speed import pairs_are_fast
 from asyncinfer.kernels.native.matrix_units_code import UNIT_INPUTS
 from asyncinfer.kernels.native.threads import parallel_region
 
@@ -42,22 +40,21 @@ class BlockedKernel:
     """The product with weights of one dtype. Each row is computed in the same order, whatever the
     others are and however many threads there are."""
 
-    __slots__ = ("_dtype", "_product", "outputs", "pairs", "units")
+    __slots__ = ("_dtype", "_product", "method", "outputs")
 
     def __init__(
-        self, dtype: torch.dtype, outputs: int, target: Host, region: int, units: bool = False
+        self, dtype: torch.dtype, outputs: int, target: Host, region: int, method: Method
     ) -> None:
-        """`outputs`: of a block; `region`: the address of `GOMP_parallel`; `units`: whether matrix
-        units multiply. Raises `RuntimeError` where the code cannot be made."""
+        """`outputs`: of a block; `region`: the address of `GOMP_parallel`. Raises `RuntimeError`
+        where the code cannot be made."""
         self.outputs: Final = outputs
-        self.units: Final = units
+        self.method: Final = method
         self._dtype = str(dtype).removeprefix("torch.")
-        #: Whether an instruction multiplies two inputs at a time.
-        self.pairs: Final = target.rounds and dtype is torch.bfloat16
         # Processors with matrix units, all of one maker, read ahead by themselves.
-        kind = {"pairs": self.pairs, "units": units, "streams": target.tiles}
-        text = functools.partial(blocked_code, self._dtype, target.lanes, outputs, **kind)
-        what = f"blocked {self._dtype}, {outputs}, {kind}"
+        streams = target.tiles
+        sizes = self._dtype, target.lanes, outputs
+        text = functools.partial(blocked_code, *sizes, method=method, streams=streams)
+        what = f"blocked {sizes}, {method}{', streams' * streams}"
         about = what, text, target, region, {"product": FIELDS}
         self._product = native_functions(*about, "rows")["product"]
 
@@ -66,7 +63,7 @@ class BlockedKernel:
     ) -> torch.Tensor:
         """`x W^T` `[rows, outputs]`, of the dtype of `x` `[rows, inputs]`. `place`: the address of
         W's blocks of `block` bytes, see `blocked_code`; `most_rows`: see `BlockedWeight`."""
-        rows = (x if self.pairs else widened(x)).contiguous()
+        rows = (widened(x) if self.method == "floats" else x).contiguous()
         y = empty(x.shape[0], outputs, dtype=rows.dtype)
         shared = outputs * inputs > _SHARED
         threads = torch.get_num_threads() if shared else 1
@@ -96,25 +93,32 @@ def matrix_units() -> bool:
     return refused == 0
 
 
-def blocked_kernel(
-    dtype: torch.dtype, outputs: int, *, units: bool = False
-) -> BlockedKernel | None:
-    """The kernel for weights of this dtype in blocks of so many outputs, compiled by its first
-    caller. `units`: by matrix units, which multiply bfloat16 alone. None without `llvmlite`, for
-    bfloat16 without AVX-512, and where torch's threads cannot be used."""
+def blocked_kernel(dtype: torch.dtype, outputs: int, inputs: int) -> BlockedKernel | None:
+    """The kernel for weights of this dtype with so many inputs, in blocks of so many outputs,
+    compiled by its first caller. None without `llvmlite`, for bfloat16 without AVX-512, and where
+    torch's threads cannot be used."""
     target, region = host(), parallel_region()
     if target is None or region is None or str(dtype) not in _DTYPES:
         return None
     if dtype is torch.bfloat16 and target.lanes < 16:
         return None
-    return _made(dtype, outputs, target, region, units)
+    return _made(dtype, outputs, target, region, _method(dtype, inputs, target))
+
+
+def _method(dtype: torch.dtype, inputs: int, target: Host) -> Method:
+    """What is fastest on this processor."""
+    if dtype is not torch.bfloat16 or not target.rounds:
+        return "floats"
+    if inputs % UNIT_INPUTS == 0 and matrix_units():
+        return "units"
+    return "pairs" if pairs_are_fast(target) else "widened"
 
 
 @compiled_once
 def _made(
-    dtype: torch.dtype, outputs: int, target: Host, region: int, units: bool
+    dtype: torch.dtype, outputs: int, target: Host, region: int, method: Method
 ) -> BlockedKernel | None:
-    return BlockedKernel(dtype, outputs, target, region, units)
+    return BlockedKernel(dtype, outputs, target, region, method)
 
 
 class BlockedWeight:
@@ -145,8 +149,7 @@ class BlockedWeight:
         """The weight that occupies `nbytes` at `place`, in blocks of so many outputs; None without
         a kernel, or if the kernel cannot read its blocks."""
         outputs, inputs = shape
-        units = dtype is torch.bfloat16 and inputs % UNIT_INPUTS == 0 and matrix_units()
-        kernel = blocked_kernel(dtype, block_outputs, units=units)
+        kernel = blocked_kernel(dtype, block_outputs, inputs)
         if kernel is None or outputs % block_outputs or inputs % 4:
             return None
         block = kernel.block_bytes(inputs)
@@ -160,17 +163,12 @@ class BlockedWeight:
         outputs."""
         outputs, inputs = weight.shape
         whole = outputs % block_outputs == 0 and inputs % 4 == 0
-        return whole and blocked_kernel(weight.dtype, block_outputs) is not None
+        return whole and blocked_kernel(weight.dtype, block_outputs, inputs) is not None
 
     @property
-    def pairs(self) -> bool:
-        """Whether an instruction multiplies two inputs at a time."""
-        return self._kernel.pairs
-
-    @property
-    def units(self) -> bool:
-        """Whether matrix units multiply."""
-        return self._kernel.units
+    def method(self) -> Method:
+        """How numbers are multiplied."""
+        return self._kernel.method
 
     @property
     def most_rows(self) -> int:

@@ -16,9 +16,11 @@ from asyncinfer.kernels.native.blocked_tiles_code import (
     STREAM_AHEAD,
     TILE_ROWS,
     BlockedTiles,
+    Method,
 )
 from asyncinfer.kernels.native.matrix_units_code import MatrixUnits
-from asyncinfer.kernels.native.team_code import CLAIMED, FREE, READY, STORING
+from asyncinfer.kernels.native.team_code import CLAIMED, READY, STORING
+from asyncinfer.kernels.native.work_parts_code import WorkParts, part_state
 
 __all__ = ["FIELDS", "TILE_ROWS", "blocked_code", "parts_of"]
 
@@ -33,8 +35,6 @@ _TURN = 96
 #: Inputs after which sums go to memory, a multiple of 4; twice as many where one instruction
 #: multiplies two, which takes as long.
 _DEPTH = 64
-#: How many times as long as this thread another one may take for a part of the work.
-_PATIENCE = 2
 
 
 def parts_of(blocks: int, rows: int) -> int:
@@ -43,7 +43,7 @@ def parts_of(blocks: int, rows: int) -> int:
 
 
 def blocked_code(
-    dtype: str, lanes: int, outputs: int, *, pairs: bool, units: bool = False, streams: bool = False
+    dtype: str, lanes: int, outputs: int, *, method: Method = "floats", streams: bool = False
 ) -> str:
     """The assembly of `product(task)`, where `task` points to `FIELDS`, as int64.
 
@@ -56,139 +56,45 @@ def blocked_code(
     threads may then compute one part of the work, of which one stores it, so that nobody waits for
     a thread that is not running.
 
-    With `pairs`, all of them are bfloat16, and one instruction multiplies two inputs (`vdpbf16ps`).
-    With `units`, matrix units do, and `inputs` is a multiple of `UNIT_INPUTS`. `streams`: see
-    `BlockedTiles`."""
-    return _BlockedCode(dtype, lanes, outputs, pairs=pairs, streams=streams).text(units=units)
+    `method`: see there; x and y are bfloat16 but for "floats", and for "units" `inputs` is a
+    multiple of `UNIT_INPUTS`. `streams`: see `BlockedTiles`."""
+    return _BlockedCode(dtype, lanes, outputs, method=method, streams=streams).text()
 
 
 class _BlockedCode(BlockedTiles):
-    def __init__(self, dtype: str, lanes: int, outputs: int, *, pairs: bool, streams: bool) -> None:
-        super().__init__(dtype, lanes, outputs, FIELDS, pairs=pairs, streams=streams)
+    def __init__(
+        self, dtype: str, lanes: int, outputs: int, *, method: Method, streams: bool
+    ) -> None:
+        super().__init__(dtype, lanes, outputs, FIELDS, method=method, streams=streams)
+        self._method = method
         #: Bytes of a number of x and of y.
-        self._x_bytes = 2 if pairs else 4
-        self._depth = 2 * _DEPTH if pairs else _DEPTH
+        self._x_bytes = 4 if method == "floats" else 2
+        self._depth = 2 * _DEPTH if method == "pairs" else _DEPTH
         self._ahead = STREAM_AHEAD if streams else self._depth * self.input_bytes
 
-    def text(self, *, units: bool) -> str:
-        if units:
+    def text(self) -> str:
+        if self._method == "units":
             block = self._block((), MatrixUnits(self))
         else:
             block = self._block([self.tile(rows) for rows in range(1, TILE_ROWS + 1)])
-        store = self._store()
-        self.on_task("product", self._work(block, store, self._finish(block, store)))
+        parts = WorkParts(self, self._parts, self._room, block, self._store())
+        self.on_task("product", parts.work())
         return str(self.module)
 
-    def _work(self, block: Any, store: Any, finish: Any) -> Any:
-        """`work(task)`: multiply a part of the work, then the next, until none is left. With
-        states, the function comes back when all parts are ready."""
-        function, b = self.begin("work", self.pointer)
-        (task,) = function.args
-        kept, states = self._kept(b), self.field(b, task, "states")
-        parts, several = self._parts(b, task), b.icmp_signed("!=", states, self.integer(0))
-        states = b.inttoptr(states, self.pointer)
-        started = self.counted(b, task, "next")
-        before = b.block
-        fetch, run, free, end = (b.append_basic_block() for _ in range(4))
-        b.branch(fetch)
-        b.position_at_end(fetch)
-        index, longest = b.phi(self.i64), b.phi(self.i64)
-        index.add_incoming(started, before)
-        longest.add_incoming(self.integer(0), before)
-        b.cbranch(b.icmp_signed("<", index, parts), run, end)
-        b.position_at_end(run)
-        # The next part is chosen now, so that it can be prefetched.
-        following = self.counted(b, task, "next")
-        last = b.icmp_signed(">=", following, parts)
-        after = b.select(last, index, following)
-        with b.if_then(several):
-            taken = self.takes(b, self._state(b, states, index), FREE, CLAIMED)
-            left = b.append_basic_block()
-            go_on = b.append_basic_block()
-            b.cbranch(taken, go_on, left)
-            b.position_at_end(left)
-            index.add_incoming(following, left)
-            longest.add_incoming(longest, left)
-            b.branch(fetch)
-            b.position_at_end(go_on)
-        b.branch(free)
-        b.position_at_end(free)
-        began = self.ticks(b)
-        b.call(block, [task, index, after, kept])
-        b.call(store, [task, index, kept])
-        index.add_incoming(following, b.block)
-        took = b.sub(self.ticks(b), began)
-        longest.add_incoming(b.select(b.icmp_signed(">", took, longest), took, longest), b.block)
-        b.branch(fetch)
-        b.position_at_end(end)
-        with b.if_then(several):
-            b.call(finish, [task, kept, longest])
-        b.ret_void()
-        return function
+    def _parts(self, b: Any, task: Any) -> Any:
+        """How many parts there are: each is a block of W for `_TURN` rows of x."""
+        outputs, rows = (self.field(b, task, name) for name in ("outputs", "rows"))
+        turns = b.sdiv(b.add(rows, self.integer(_TURN - 1)), self.integer(_TURN))
+        return b.mul(b.sdiv(outputs, self.integer(self.outputs)), turns)
 
-    def _finish(self, block: Any, store: Any) -> Any:
-        """`finish(task, kept, ticks)`: multiply what other threads have left, and come back when
-        all parts are ready. `ticks` is how long this thread's longest part took, or 0 if it had
-        none. A thread that takes `_PATIENCE` times as long is not running, and its part is
-        multiplied here as well."""
-        function, b = self.begin("finish", self.pointer, self.pointer, self.i64)
-        task, kept, ticks = function.args
-        parts, states = self._parts(b, task), self.address(b, task, "states")
-        longest = b.alloca(self.i64)
-        b.store(ticks, longest)
-
-        def made(b: Any, index: Any) -> None:
-            b.call(block, [task, index, index, kept])
-            b.call(store, [task, index, kept])
-
-        def free(index: Any) -> None:
-            state = self._state(b, states, index)
-            is_free = b.icmp_signed("==", self.seen(b, state), self.integer(FREE))
-            with b.if_then(is_free), b.if_then(self.takes(b, state, FREE, CLAIMED)):
-                began = self.ticks(b)
-                made(b, index)
-                b.store(b.sub(self.ticks(b), began), longest)
-
-        self.each(b, self.integer(0), parts, 1, free)
-        ticks = b.load(longest)
-        patience = b.mul(ticks, self.integer(_PATIENCE))
-        began = self.ticks(b)
-
-        def late(index: Any) -> None:
-            state = self._state(b, states, index)
-
-            def ready(b: Any) -> Any:
-                found = self.seen(b, state)
-                waited = b.icmp_signed(">", b.sub(self.ticks(b), began), patience)
-                over = b.and_(waited, b.icmp_signed(">", ticks, self.integer(0)))
-                claimed = b.icmp_signed("==", found, self.integer(CLAIMED))
-                with b.if_then(b.and_(over, claimed)):
-                    made(b, index)
-                return b.icmp_signed("==", self.seen(b, state), self.integer(READY))
-
-            self.until(b, ready)
-
-        self.each(b, self.integer(0), parts, 1, late)
-        b.ret_void()
-        return function
-
-    def _kept(self, b: Any) -> Any:
-        """Room for a thread's sums `[_TURN, outputs]`."""
-        kept = b.alloca(self.ir.ArrayType(self.byte, _TURN * self.sum_bytes))
+    def _room(self, b: Any) -> Any:
+        """Room for a thread's sums `[_TURN, outputs]`; behind them, where x is widened, for a few
+        inputs of it `[_TURN, _DEPTH]`."""
+        row_bytes = self.sum_bytes + (4 * _DEPTH if self._method == "widened" else 0)
+        kept = b.alloca(self.ir.ArrayType(self.byte, _TURN * row_bytes))
         kept.align = LINE
         # llvmlite's `alloca` gives a typed pointer. The detour makes it opaque.
         return b.inttoptr(b.ptrtoint(kept, self.i64), self.pointer)
-
-    def _state(self, b: Any, states: Any, index: Any) -> Any:
-        return self.at(b, states, b.mul(index, self.integer(8)))
-
-    def _parts(self, b: Any, task: Any) -> Any:
-        """Parts of the work: each is a block of W for `_TURN` rows of x."""
-        outputs, rows = (self.field(b, task, name) for name in ("outputs", "rows"))
-        return b.mul(b.sdiv(outputs, self.integer(self.outputs)), self._turns(b, rows))
-
-    def _turns(self, b: Any, rows: Any) -> Any:
-        return b.sdiv(b.add(rows, self.integer(_TURN - 1)), self.integer(_TURN))
 
     def _place_of(self, b: Any, task: Any, index: Any) -> tuple[Any, Any, Any, Any]:
         """Of a part: the number of its block of W, its first row of x, how many rows it has, and
@@ -205,7 +111,7 @@ class _BlockedCode(BlockedTiles):
     def _stores_sums(self, b: Any, task: Any) -> Any:
         """Whether sums stay in a thread's own memory until all of them are whole: those that become
         bfloat16, and those of a part that another thread may compute as well."""
-        if self.pairs:
+        if self._x_bytes == 2:
             return self.ir.Constant(self.bit, 1)
         return b.icmp_signed("!=", self.field(b, task, "states"), self.integer(0))
 
@@ -216,7 +122,7 @@ class _BlockedCode(BlockedTiles):
         task, index, kept = function.args
         states = self.field(b, task, "states")
         several = b.icmp_signed("!=", states, self.integer(0))
-        state = self._state(b, b.inttoptr(states, self.pointer), index)
+        state = part_state(self, b, b.inttoptr(states, self.pointer), index)
         with b.if_then(several):
             late, ours = b.append_basic_block(), b.append_basic_block()
             b.cbranch(self.takes(b, state, CLAIMED, STORING), ours, late)
@@ -231,7 +137,7 @@ class _BlockedCode(BlockedTiles):
             place = self.at(b, into, b.mul(b.add(first, number), y_bytes))
             for at in range(0, self.outputs, self.lanes):
                 part = self.load(b, sums, self.integer(at))
-                if self.pairs:
+                if self._x_bytes == 2:
                     halves = self.rounded(b, part, at_once=True)
                     b.store(halves, self.at(b, place, self.integer(2 * at)), align=2)
                 else:
@@ -246,6 +152,7 @@ class _BlockedCode(BlockedTiles):
 
     def _block(self, tiles: Sequence[Any], units: MatrixUnits | None = None) -> Any:
         """`block(task, index, after, kept)`: multiply a part, and prefetch the part `after`."""
+        widen = self.wide_rows() if self._method == "widened" else None
         function, b = self.begin("block", self.pointer, self.i64, self.i64, self.pointer)
         task, index, after, kept = function.args
         weight, x = (self.address(b, task, name) for name in ("weight", "x"))
@@ -258,6 +165,7 @@ class _BlockedCode(BlockedTiles):
         x_bytes = b.mul(inputs, self.integer(self._x_bytes))
         y_bytes = b.mul(outputs, self.integer(self._x_bytes))
         kept_sums = self._stores_sums(b, task)
+        ours = self.at(b, x, b.mul(first, x_bytes))
 
         def some(start: Any) -> None:
             """Add the products of `self._depth` inputs."""
@@ -266,7 +174,12 @@ class _BlockedCode(BlockedTiles):
             more = b.icmp_signed("<", b.add(start, self.integer(self._depth)), inputs)
             on = self.at(b, numbers, self.integer(self._ahead))
             ahead = b.select(more, on, coming)
-            columns = self.at(b, x, b.mul(start, self.integer(self._x_bytes)))
+            columns = self.at(b, ours, b.mul(start, self.integer(self._x_bytes)))
+            stride = x_bytes
+            if widen is not None:
+                stride, halves = self.integer(4 * self._depth), columns
+                columns = self.at(b, kept, self.integer(_TURN * self.sum_bytes))
+                b.call(widen, [halves, columns, count, depth, x_bytes, stride])
             again = b.or_(more, kept_sums)
             bytes_of = b.select(again, self.integer(self.sum_bytes), y_bytes)
 
@@ -275,21 +188,20 @@ class _BlockedCode(BlockedTiles):
                 number = b.add(first, row)
                 old = self.at(b, kept, b.mul(row, self.integer(self.sum_bytes)))
                 places = (
-                    self.at(b, columns, b.mul(number, x_bytes)),
+                    self.at(b, columns, b.mul(row, stride)),
                     old,
                     b.select(again, old, self.at(b, into, b.mul(number, y_bytes))),
                 )
                 several = self.least(b, self.integer(TILE_ROWS), left)
                 for size, tile in enumerate(tiles, 1):
                     with b.if_then(b.icmp_signed("==", several, self.integer(size))):
-                        b.call(tile, [numbers, ahead, *places, depth, x_bytes, bytes_of, start])
+                        b.call(tile, [numbers, ahead, *places, depth, stride, bytes_of, start])
 
             self.each(b, self.integer(0), count, TILE_ROWS, group)
 
         if units is None:
             self.each(b, self.integer(0), inputs, self._depth, some)
         else:
-            rows = self.at(b, x, b.mul(first, x_bytes))
-            units.block(b, own, coming, rows, kept, inputs, x_bytes, count)
+            units.block(b, own, coming, ours, kept, inputs, x_bytes, count)
         b.ret_void()
         return function

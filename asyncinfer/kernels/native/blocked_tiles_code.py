@@ -8,11 +8,16 @@ of the next inputs are prefetched.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from asyncinfer.kernels.native.assembly import Assembly
 
-__all__ = ["LINE", "STREAM_AHEAD", "TILE_ROWS", "BlockedTiles"]
+__all__ = ["LINE", "STREAM_AHEAD", "TILE_ROWS", "BlockedTiles", "Method"]
+
+#: How numbers are multiplied. "floats": x and y are float32, and a bfloat16 weight is widened. With
+#: the others x and y are bfloat16, too. "widened": x is widened as well, a few inputs at a time.
+#: "pairs": an instruction multiplies two inputs (`vdpbf16ps`). "units": matrix units do (AMX).
+Method = Literal["floats", "widened", "pairs", "units"]
 
 #: Rows of x in a tile: as many as there are registers for the sums of 64 outputs.
 TILE_ROWS = 6
@@ -35,14 +40,14 @@ class BlockedTiles(Assembly):
         outputs: int,
         fields: Sequence[str],
         *,
-        pairs: bool,
+        method: Method,
         streams: bool,
     ) -> None:
-        """`outputs`: of a block; `pairs`: one instruction multiplies two inputs of a bfloat16
-        weight and of x; `streams`: the processor reads ahead by itself, up to the end of a page."""
+        """`outputs`: of a block; `streams`: the processor reads ahead by itself, up to the end of a
+        page."""
         super().__init__("blocked", lanes, fields)
-        self._halves, self.pairs = dtype == "bfloat16", pairs
-        if pairs:
+        self._halves, self._pairs = dtype == "bfloat16", method == "pairs"
+        if self._pairs:
             kinds = [self.floats, self.halves, self.halves]
             name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
             self._product = self.declare(name, self.floats, *kinds)
@@ -88,7 +93,7 @@ class BlockedTiles(Assembly):
                         b, self.at(b, self.at(b, coming, on), self.integer(line)), near=False
                     )
                 numbers = self.at(b, ours, b.mul(first, self.integer(self.input_bytes)))
-                if self.pairs:
+                if self._pairs:
                     return self._both(b, numbers, vectors, theirs, first, found)
                 for which, column in enumerate(self._columns(b, numbers, vectors)):
                     at = b.mul(b.add(first, self.integer(which)), self.integer(4))
@@ -113,6 +118,36 @@ class BlockedTiles(Assembly):
                     self.store(b, next(found), row, place)
 
         self.each(b, self.integer(0), self.integer(self.outputs), width, part)
+        b.ret_void()
+        return function
+
+    def wide_rows(self) -> Any:
+        """`wide_rows(x, into, rows, inputs, x_bytes, into_bytes)`: write `inputs` numbers of each
+        row of x, which are bfloat16, as float32."""
+        function, b = self.begin("wide_rows", self.pointer, self.pointer, *[self.i64] * 4)
+        x, into, rows, inputs, x_bytes, into_bytes = function.args
+        whole = b.and_(inputs, self.integer(-self.lanes))
+        four = self.ir.VectorType(self.ir.IntType(16), 4), self.ir.VectorType(self.i32, 4)
+        sixteen = self.ir.Constant(four[1], [16] * 4)
+
+        def row(number: Any) -> None:
+            ours = self.at(b, x, b.mul(number, x_bytes))
+            place = self.at(b, into, b.mul(number, into_bytes))
+
+            def vector(at: Any) -> None:
+                from_ = self.at(b, ours, b.mul(at, self.integer(2)))
+                self.store(b, self.wide(b, from_, "bfloat16"), place, at)
+
+            def rest(at: Any) -> None:
+                """Four numbers: a vector of more could lie beyond the end of x."""
+                numbers = b.load(self.at(b, ours, b.mul(at, self.integer(2))), typ=four[0], align=2)
+                bits = b.shl(b.zext(numbers, four[1]), sixteen)
+                b.store(bits, self.at(b, place, b.mul(at, self.integer(4))), align=4)
+
+            self.each(b, self.integer(0), whole, self.lanes, vector)
+            self.each(b, whole, inputs, 4, rest)
+
+        self.each(b, self.integer(0), rows, 1, row)
         b.ret_void()
         return function
 

@@ -14,11 +14,18 @@ __all__ = ["key_layout", "span_lines"]
 _LINE: Final = 64
 
 
-def key_layout(a: Assembly, words: int, block: int) -> Any:
+def key_layout(a: Assembly, words: int, block: int, *, widens: bool = False) -> Any:
     """A function `lay(keys, step, last, laid)`: lay out the keys up to the one numbered `last`,
     which are `step` bytes apart, as words of 32 bits `[blocks, words, block]`: float32 numbers, or
     pairs of bfloat16 numbers. The last key fills its block. `words` and `block` are multiples of
-    the vectors' numbers."""
+    the vectors' numbers. `widens`: bfloat16 numbers become float32."""
+
+    def some_numbers(b: Any, key: Any, number: Any) -> Any:
+        """A vector of a key's words from this one on."""
+        if not widens:
+            return a.load(b, key, number)
+        return a.wide(b, a.at(b, key, b.mul(number, a.integer(2))), "bfloat16")
+
     function, b = a.begin("lay", a.pointer, a.i64, a.i64, a.pointer)
     function.attributes.add("noinline")
     keys, step, last, laid = function.args
@@ -35,7 +42,7 @@ def key_layout(a: Assembly, words: int, block: int) -> Any:
         into = a.at(b, laid, b.mul(b.add(begin, inside), a.integer(4)))
 
         def numbers(b: Any, number: Any, _: Sequence[Any]) -> Sequence[Any]:
-            columns = _transposed(a, b, [a.load(b, row, number) for row in rows])
+            columns = _transposed(a, b, [some_numbers(b, row, number) for row in rows])
             for index, column in enumerate(columns):
                 a.store(b, column, into, b.mul(b.add(number, a.integer(index)), keys_of_block))
             return []
@@ -50,16 +57,15 @@ def key_layout(a: Assembly, words: int, block: int) -> Any:
 
 
 def span_lines(
-    a: Assembly, b: Any, index: Any, ahead: Sequence[Any], keys_step: Any, words: int
+    a: Assembly, b: Any, index: Any, ahead: Sequence[Any], keys_step: Any, head_bytes: int
 ) -> list[Any]:
     """What the rows numbered `index` fetch of the next span, one line at each key: the first line's
     address, and the bytes to that of the next key. `ahead` are the next span's keys and values. The
     first rows fetch the keys, a line of each, others the values."""
-    each = 4 * words
-    count = a.integer(max(1, each // _LINE))
+    count = a.integer(max(1, head_bytes // _LINE))
     of_keys = b.icmp_signed("<", index, count)
     number = b.select(of_keys, index, b.sub(index, count))
-    place, step = b.select(of_keys, *ahead), b.select(of_keys, keys_step, a.integer(each))
+    place, step = b.select(of_keys, *ahead), b.select(of_keys, keys_step, a.integer(head_bytes))
     return [a.at(b, place, b.mul(number, a.integer(_LINE))), step]
 
 

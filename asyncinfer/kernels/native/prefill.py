@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 
@@ -14,17 +15,17 @@ from asyncinfer.kernels.native.calls import (
     room_threads,
 )
 from asyncinfer.kernels.native.host import Host, compiled_once, host
-from asyncinfer.kernels.native.prefill_code import (
-    FIELDS,
-    TILE,
-    prefill_code,
-    scratch_numbers,
-)
-from asyncinfer.kernels.native.prefill_pairs_code import pairs_code, pairs_scratch
+from asyncinfer.kernels.native.instruction_speed import pairs_are_fast
+from asyncinfer.kernels.native.prefill_code import FIELDS, prefill_code, scratch_numbers
+from asyncinfer.kernels.native.prefill_halves_code import halves_code, halves_scratch
+from asyncinfer.kernels.native.prefill_rows_code import TILE
 from asyncinfer.kernels.native.recorded_calls import ChunkKV
 from asyncinfer.kernels.native.threads import parallel_region
 
-__all__ = ["PrefillKernel", "is_right", "prefill_kernel"]
+__all__ = ["PrefillKernel", "PrefillMethod", "is_right", "prefill_kernel"]
+
+#: How numbers are multiplied: float32 ones, or bfloat16 ones as `prefill_halves_code` says.
+PrefillMethod = Literal["floats", "pairs", "widened"]
 
 #: Scores of all heads below which another thread costs more than it saves.
 _SHARED = 1 << 12
@@ -40,15 +41,26 @@ class PrefillKernel:
     __slots__ = ("_attend", "_group", "_scratch")
 
     def __init__(
-        self, head_dim: int, group: int, scale: float, target: Host, region: int, pairs: bool
+        self,
+        head_dim: int,
+        group: int,
+        scale: float,
+        target: Host,
+        region: int,
+        method: PrefillMethod,
     ) -> None:
-        """`group`: query heads for each KV head; `region`: the address of `GOMP_parallel`; `pairs`:
-        for bfloat16. Raises `RuntimeError` where the code cannot be made."""
+        """`group`: query heads for each KV head; `region`: the address of `GOMP_parallel`. Raises
+        `RuntimeError` where the code cannot be made."""
         self._group = group
-        self._scratch = (pairs_scratch if pairs else scratch_numbers)(head_dim)
         about = head_dim, group, target.lanes, scale
-        text = functools.partial(pairs_code if pairs else prefill_code, *about)
-        what = f"prefill {about}{', pairs' if pairs else ''}"
+        if method == "floats":
+            self._scratch = scratch_numbers(head_dim)
+            text = functools.partial(prefill_code, *about)
+        else:
+            pairs = method == "pairs"
+            self._scratch = halves_scratch(head_dim, pairs=pairs)
+            text = functools.partial(halves_code, *about, pairs=pairs)
+        what = f"prefill {about}, {method}"
         fields = {"attend": FIELDS}
         self._attend = native_functions(what, text, target, region, fields, "tokens")["attend"]
 
@@ -130,35 +142,43 @@ def prefill_kernel(
     """The kernel for heads of this width and `group` query heads for each KV head, in `dtype`
     (None: float32), compiled by its first caller. None without `llvmlite`, on other processors,
     where torch's threads cannot be used, if a head is no multiple of the processor's vectors, and
-    if a trial is wrong. For bfloat16 the processor must multiply pairs of its numbers, and have no
-    matrix units, which torch uses.
+    if a trial is wrong. For bfloat16 the processor must have instructions for its numbers, and
+    no matrix units, which torch uses.
     """
     target, region = host(), parallel_region()
     if target is None or region is None or group > TILE or scale <= 0:
         return None
-    pairs = dtype is torch.bfloat16
-    if head_dim % (2 * target.lanes if pairs else target.lanes):
+    method: PrefillMethod = "floats"
+    if dtype is torch.bfloat16:
+        if not target.rounds or target.tiles:
+            return None
+        method = "pairs" if pairs_are_fast(target) else "widened"
+    if head_dim % (2 * target.lanes if method == "pairs" else target.lanes):
         return None
-    if pairs and (not target.rounds or target.tiles):
-        return None
-    return trusted_kernel(head_dim, group, scale, target, region, pairs)
+    return trusted_kernel(head_dim, group, scale, target, region, method)
 
 
 @compiled_once
 def trusted_kernel(
-    head_dim: int, group: int, scale: float, target: Host, region: int, pairs: bool = False
+    head_dim: int,
+    group: int,
+    scale: float,
+    target: Host,
+    region: int,
+    method: PrefillMethod = "floats",
 ) -> PrefillKernel | None:
     """The kernel, if a trial is right."""
-    kernel = PrefillKernel(head_dim, group, scale, target, region, pairs)
-    return kernel if is_right(kernel, head_dim, group, scale, pairs) else None
+    kernel = PrefillKernel(head_dim, group, scale, target, region, method)
+    dtype = torch.float32 if method == "floats" else torch.bfloat16
+    return kernel if is_right(kernel, head_dim, group, scale, dtype) else None
 
 
 def is_right(
-    kernel: PrefillKernel, head_dim: int, group: int, scale: float, pairs: bool = False
+    kernel: PrefillKernel, head_dim: int, group: int, scale: float, dtype: torch.dtype | None = None
 ) -> bool:
-    """Whether a few tokens agree with torch's results."""
+    """Whether a few tokens agree with torch's results, in `dtype` (None: float32)."""
     generator = torch.Generator().manual_seed(7)
-    dtype = torch.bfloat16 if pairs else torch.float32
+    dtype = dtype or torch.float32
     kv_heads, start, tokens = 2, 250, 40
 
     def some(*shape: int) -> torch.Tensor:
@@ -173,5 +193,5 @@ def is_right(
     future = torch.full((tokens, keys), float("-inf"), dtype=torch.float32).triu_(start + 1)
     right = (ours @ k[:, None].mT * scale + future).softmax(-1) @ v[:, None]
     right = right.permute(2, 0, 1, 3).reshape(q.shape)
-    allowed = 1e-2 if pairs else 1e-5
+    allowed = 1e-5 if dtype is torch.float32 else 1e-2
     return bool((found - right).abs().amax() <= allowed * right.abs().amax())
