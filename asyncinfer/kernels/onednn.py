@@ -47,6 +47,8 @@ _FEW = 6
 _SOME, _MANY, _NO_END = 16, 96, 1 << 62
 #: The sides of the measured weight, which a second-level cache holds.
 _SIDES = 256, 512
+#: How often each of two products is measured at least, and for how many seconds.
+_TURNS, _LONG_ENOUGH = 10, 0.01
 #: How many times as long native code may take, because a row's bits do not depend on other rows.
 _TIE = 1.1
 
@@ -104,13 +106,14 @@ def _faster(one: Callable[[], object], other: Callable[[], object], times: float
 
 def _least_seconds(*products: Callable[[], object]) -> list[float]:
     """The least seconds of several calls of each product, in turns. The least counts, since a
-    disturbance only makes a call longer."""
-    least = [inf] * len(products)
-    for _ in range(10):
+    disturbance only makes a call longer, and turns take longer together than most disturbances."""
+    least, turns, start = [inf] * len(products), 0, time.perf_counter()
+    while turns < _TURNS or time.perf_counter() - start < _LONG_ENOUGH:
         for index, product in enumerate(products):
             began = time.perf_counter()
             product()
             least[index] = min(least[index], time.perf_counter() - began)
+        turns += 1
     return least
 
 

@@ -41,7 +41,8 @@ def laid_out(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, BlockedWeight]:
     """A weight, the same in oneDNN's layout, which has to be kept, and what reads it."""
-    if not onednn.available(dtype):
+    # oneDNN lays bfloat16 out in another way for AVX-512 without its instructions for bfloat16.
+    if not onednn.available(dtype) or onednn._block_outputs(dtype) is None:
         pytest.skip(f"a processor without {dtype}")
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(shape[1])).to(dtype)
     reordered = onednn.reorder(weight)
@@ -367,17 +368,17 @@ def test_how_many_outputs_a_block_has_is_found_out(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("faster", "most"), [([True, True], 1 << 62), ([True, False], 96), ([False], 6)]
 )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_native_code_has_as_many_rows_as_it_is_faster_for(
-    faster: list[bool], most: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, faster: list[bool], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        left = [*faster]
-        monkeypatch.setattr(onednn, "_faster", lambda *_, left=left: left.pop(0))
-        _, _kept, found = laid_out((64, 16), dtype)
-        reads = dtype is torch.float32 or found.method != "floats"
-        # oneDNN has instructions for bfloat16 that other code may not have, and is faster for many
-        # rows where both have matrix units.
-        units = dtype is torch.bfloat16 and blocked.matrix_units()
-        expected = min(most, 96) if units else most
-        assert onednn._native_rows.__wrapped__(dtype) == (expected if reads else 6)
-        assert not left or not reads or units
+    _, _kept, found = laid_out((64, 16), dtype)
+    left = [*faster]
+    monkeypatch.setattr(onednn, "_faster", lambda *_: left.pop(0))
+    reads = dtype is torch.float32 or found.method != "floats"
+    # oneDNN has instructions for bfloat16 that other code may not have, and is faster for many rows
+    # where both have matrix units.
+    units = dtype is torch.bfloat16 and blocked.matrix_units()
+    expected = min(most, 96) if units else most
+    assert onednn._native_rows.__wrapped__(dtype) == (expected if reads else 6)
+    assert not left or not reads or units
