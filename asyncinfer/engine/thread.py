@@ -165,8 +165,12 @@ class DecodeThread:
 
     def wait(self, seconds: float) -> None:
         if self.core is not None:
-            inbox = self.core.inbox
-            inbox.wait(seconds)
+            inbox, prepare = self.core.inbox, self.core.runner.prepare
+            clock = self._runtime.clock
+            end = clock() + seconds
+            while inbox.empty() and clock() < end and prepare():
+                pass
+            inbox.wait(max(0.0, end - clock()))
             # Else the first prompt of a burst would be computed alone, and all others beside its
             # answer, slowly.
             if self.core.scheduler.planner.pace.seconds(inbox.prompt_tokens) >= LONG_PROMPT:

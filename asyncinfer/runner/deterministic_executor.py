@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from asyncinfer.adapters import AdapterPool
-from asyncinfer.attention import KVCache
+from asyncinfer.attention import KVCache, StateCache
 from asyncinfer.models import Decoder
 from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
@@ -33,7 +33,7 @@ class DeterministicExecutor(EagerExecutor):
     def __init__(
         self,
         decoder: Decoder,
-        kv: Sequence[KVCache],
+        kv: Sequence[KVCache | StateCache],
         inputs: InputBatch,
         history: TokenHistory,
         sampling: SamplingState,
@@ -41,7 +41,9 @@ class DeterministicExecutor(EagerExecutor):
         adapters: AdapterPool | None = None,
     ) -> None:
         super().__init__(decoder, kv, inputs, history, sampling, adapters)
-        self.tiles = TiledDecoder(decoder, kv, max_context, adapters)
+        pages = [each for _, each in self._paged]
+        assert len(pages) == len(kv), "a deterministic executor computes no states"
+        self.tiles = TiledDecoder(decoder, pages, max_context, adapters)
 
     def forward(self, arrays: StepArrays) -> torch.Tensor:
         tokens = self.history.read(arrays.token_slots, arrays.positions)

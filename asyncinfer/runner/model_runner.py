@@ -19,6 +19,7 @@ from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.runner.graph_executor import GraphExecutor
 from asyncinfer.runner.input_batch import InputBatch
+from asyncinfer.runner.pages_ahead import PagesAhead
 from asyncinfer.runner.pending_step import BufferPool, PendingStep, StepBuffers
 from asyncinfer.runner.replay_executor import ReplayExecutor
 from asyncinfer.runner.step_threads import StepThreads
@@ -79,6 +80,7 @@ class ModelRunner:
         if accelerator is None:
             self._check_cancelled = cancellation_check()
             decoder.between_layers = self._between_layers
+        self._ahead = PagesAhead(() if accelerator else zip(self._groups, kv, strict=True))
         self._buffers = BufferPool(accelerator)
         self.history = _history(spec, decoder.device, accelerator)
         self._sampling = SamplingState(
@@ -90,7 +92,7 @@ class ModelRunner:
         state, inputs = (self.history, self._sampling), InputBatch(spec)
         if deterministic:
             self.executor = DeterministicExecutor(
-                decoder, _without_states(kv), inputs, *state, spec.max_context, adapters
+                decoder, kv, inputs, *state, spec.max_context, adapters
             )
         elif graphs == "off":
             self.executor = EagerExecutor(decoder, kv, inputs, *state, adapters, self._groups)
@@ -167,6 +169,10 @@ class ModelRunner:
         finally:
             self._buffers.give_back(handle.buffers)
 
+    def prepare(self) -> bool:
+        """See `StepRunner`."""
+        return self._ahead.provide()
+
     def distrust(self, fault: str) -> None:
         """Go on with torch's operators in place of Triton's kernels. Raises `DeviceError` where the
         device has failed."""
@@ -203,7 +209,8 @@ class ModelRunner:
                 self._accelerator.drain()
         self.executor.close()
         self.adapters = None
-        del self.executor, self.decoder, self.kv, self.history, self._sampling, self._buffers
+        del self.executor, self.decoder, self.kv, self.history, self._sampling
+        del self._buffers, self._ahead
         if self._accelerator is not None:
             with suppress(RuntimeError):
                 self._accelerator.close()
@@ -241,6 +248,7 @@ class ModelRunner:
             self.history.put(join.slot, tokens)
             self._sampling.join(join.slot, join)
         self.executor.change(step, joins)
+        self._ahead.used(step.groups)
 
     def _compute(self, step: Step, buffers: StepBuffers) -> PendingStep:
         for number, kv in zip(self._groups, self.kv, strict=True):
@@ -280,13 +288,6 @@ class ModelRunner:
         finally:
             # The error's traceback refers to this frame.
             del error
-
-
-def _without_states(kv: Sequence[KVCache | StateCache]) -> list[KVCache]:
-    """The groups, of which none may have states."""
-    plain = [group for group in kv if isinstance(group, KVCache)]
-    assert len(plain) == len(kv), "a deterministic executor computes no states"
-    return plain
 
 
 def _history(

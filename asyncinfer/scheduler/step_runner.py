@@ -105,5 +105,9 @@ class StepRunner(Protocol):
 
     def collect(self, handle: object) -> StepResult: ...
 
+    def prepare(self) -> bool:
+        """Do a little of what would take time in a later step, at most some milliseconds of it,
+        while there is no step to compute; False if there is nothing left to do for now."""
+
     def close(self) -> None:
         """Give device memory back; called once, after the last step."""

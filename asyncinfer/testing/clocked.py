@@ -45,6 +45,9 @@ class _ClockedRunner:
         self._model.seconds += time.thread_time() - began
         return handle
 
+    def prepare(self) -> bool:
+        return self._runner.prepare()
+
     def collect(self, handle: object) -> StepResult:
         began = time.thread_time()
         result = self._runner.collect(handle)

@@ -110,6 +110,9 @@ class FakeSteps(ABC):
         self._pending.append((step, result))
         return step
 
+    def prepare(self) -> bool:
+        return False
+
     def collect(self, handle: object) -> StepResult:
         assert isinstance(handle, Step)
         if self.gate is not None:

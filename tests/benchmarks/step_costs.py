@@ -81,6 +81,9 @@ def measure_step_costs(shape: str, batch: int, context: int, options: StepOption
                     counts[-1] += Counter.calls - before
                 return result
 
+            def prepare(self) -> bool:
+                raise AssertionError
+
             def close(self) -> None:
                 raise AssertionError
 

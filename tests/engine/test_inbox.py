@@ -4,6 +4,7 @@ more."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -66,15 +67,56 @@ def test_a_thread_waits_for_more_where_the_prompt_takes_long(
     if command is not None:
         inbox.post(command, request(tokens))
     naps = Naps(inbox, [3], monkeypatch)
-    pace = SimpleNamespace(seconds=lambda tokens: tokens * LONG_PROMPT / 100)
-    planner = SimpleNamespace(pace=pace)
-    thread = DecodeThread.__new__(DecodeThread)
-    thread.core = cast(
-        "Core", SimpleNamespace(inbox=inbox, scheduler=SimpleNamespace(planner=planner))
-    )
-    thread.wait(0.0)
+    thread_of(inbox).wait(0.0)
     assert naps.taken == (2 if waits else 0)
     assert len(list(inbox.read())) == (command is not None) + 3 * waits
+
+
+def thread_of(
+    inbox: Inbox,
+    prepare: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
+) -> DecodeThread:
+    """One whose prompts take a hundredth of `LONG_PROMPT` for each token."""
+    pace = SimpleNamespace(seconds=lambda tokens: tokens * LONG_PROMPT / 100)
+    scheduler = SimpleNamespace(planner=SimpleNamespace(pace=pace))
+    none: Any = None
+    runtime: Any = SimpleNamespace(clock=clock)
+    thread = DecodeThread(none, none, none, runtime, 1.0)
+    runner = SimpleNamespace(prepare=prepare)
+    thread.core = cast("Core", SimpleNamespace(inbox=inbox, scheduler=scheduler, runner=runner))
+    return thread
+
+
+class NotedInbox(Inbox):
+    """Does not wait, and notes for how long it would have."""
+
+    waited = -1.0
+
+    def wait(self, seconds: float) -> None:
+        self.waited = seconds
+
+
+@pytest.mark.parametrize(
+    ("enough", "posts", "calls"),
+    [(3, 99, 3), (99, 5, 5), (99, 99, 10)],
+    ids=["no more", "posted", "time over"],
+)
+def test_how_long_a_runner_prepares(enough: int, posts: int, calls: int) -> None:
+    inbox = NotedInbox()
+    prepared = 0
+
+    def prepare() -> bool:
+        nonlocal prepared
+        prepared += 1
+        if prepared == posts:
+            inbox.post(Command.ABORT, None)
+        return prepared < enough
+
+    # Each time takes a second.
+    thread_of(inbox, prepare, lambda: 100.0 + prepared).wait(10.0)
+    assert prepared == calls
+    assert inbox.waited == 10.0 - calls
 
 
 def test_the_command_that_woke_is_dropped_with_the_others() -> None:
