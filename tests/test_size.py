@@ -30,7 +30,7 @@ MOST = {
     "protocols": 700,
     "quantization": 2_945,
     "remote": 1_773,
-    "runner": 5_130,
+    "runner": 5_134,
     "samplers": 420,
     "sampling": 2_282,
     "scheduler": 3_187,

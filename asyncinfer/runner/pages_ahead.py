@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -68,8 +69,9 @@ class PagesAhead:
         """The addresses and bytes of some more pages, in every layer, where any are due."""
         for each in self._caches:
             end = min(each.used + self._pages, each.count)
-            if each.provided < end:
-                first, each.provided = each.provided, min(end, each.provided + each.at_once)
+            first = max(each.used, each.provided)
+            if first < end:
+                each.provided = min(end, first + each.at_once)
                 return each.parts(first, each.provided)
         return iter(())
 
@@ -105,9 +107,11 @@ def _page_bytes(region: torch.Tensor) -> int:
 
 
 def _find() -> Callable[..., int] | None:
+    if sys.platform != "linux":
+        return None
     try:
         advise: Callable[..., int] = ctypes.CDLL(None).madvise
-    except (AttributeError, OSError, TypeError):
+    except (AttributeError, OSError):
         return None
     return advise
 
