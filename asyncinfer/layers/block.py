@@ -32,9 +32,10 @@ __all__ = [
     "scaled",
 ]
 
-#: Elements of `up`'s output at once, on a CPU. A larger output leaves the processor's cache, and
+#: Tokens at once, on a CPU. The output of `up` for more of them leaves the processor's cache, and
 #: the allocator returns it to the system, so that its pages are faulted in again at every layer.
-_CPU_TILE = 4 << 20
+#: With fewer, weights are read more often than they need to be.
+_CPU_TILE = 256
 
 
 class FeedForward(Protocol):
@@ -45,24 +46,20 @@ class FeedForward(Protocol):
 
 
 class MLP:
-    """`down(activation(up(x)))`; the output of `up` is `width` wide. In a gated layer `up` is the
-    packed gate and up projection."""
+    """`down(activation(up(x)))`. In a gated layer `up` is the packed gate and up projection."""
 
-    __slots__ = ("activation", "down", "tile", "up")
+    __slots__ = ("activation", "down", "up")
 
-    def __init__(
-        self, up: LoraLinear, activation: Activation, down: LoraLinear, width: int
-    ) -> None:
+    def __init__(self, up: LoraLinear, activation: Activation, down: LoraLinear) -> None:
         self.up = up
         self.activation = activation
         self.down = down
-        self.tile = max(128, _CPU_TILE // width)
 
     def __call__(self, x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
-        if x.shape[0] > self.tile and device_of(x.device).type != "cuda":
+        if x.shape[0] > _CPU_TILE and device_of(x.device).type != "cuda":
             parts = []
-            for first in range(0, x.shape[0], self.tile):
-                end = min(first + self.tile, x.shape[0])
+            for first in range(0, x.shape[0], _CPU_TILE):
+                end = min(first + _CPU_TILE, x.shape[0])
                 theirs = None if adapters is None else adapters.part(first, end)
                 parts.append(self._tokens(x[first:end], theirs))
             return torch.cat(parts)

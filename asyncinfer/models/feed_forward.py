@@ -86,7 +86,7 @@ class FeedForwardBuilder:
         width = size * (2 if config.gated_mlp else 1)
         up = self._linear(f"{name}.up", config.mlp_bias)
         activate = self._activation(f"{name}.activation", width)
-        return MLP(up, activate, self._linear(f"{name}.down", config.mlp_bias), width)
+        return MLP(up, activate, self._linear(f"{name}.down", config.mlp_bias))
 
     def _activation(self, name: str, width: int) -> Activation:
         """The activation of a layer. One that a family brings is called once here, so that a fault

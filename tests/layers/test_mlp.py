@@ -18,13 +18,12 @@ def test_tiles_change_nothing() -> None:
         LoraLinear(make_linear(torch.cat((gate, up))), "up"),
         activation("silu", gated=True),
         LoraLinear(make_linear(down), "down"),
-        48,
     )
-    x = torch.randn(300, 16)
-    expected = (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
-    torch.testing.assert_close(mlp(x), expected, rtol=1e-4, atol=1e-4)
-    mlp.tile = 128
-    torch.testing.assert_close(mlp(x), expected, rtol=1e-4, atol=1e-4)
+    # Within a tile, to its end, and beyond it.
+    for tokens in (255, 256, 257, 600):
+        x = torch.randn(tokens, 16)
+        expected = (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+        torch.testing.assert_close(mlp(x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
