@@ -151,9 +151,6 @@ def _native_rows(dtype: torch.dtype) -> int:
 
     if not wins(_SOME):
         return _FEW
-    if native is not None and native.method == "units":
-        # oneDNN copies many rows to where its matrix units read them faster.
-        return _MANY
     return _NO_END if wins(2 * _MANY) else _MANY
 
 

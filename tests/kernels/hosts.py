@@ -8,7 +8,7 @@ import pytest
 
 from asyncinfer.kernels.native.host import Host, host, host_of
 
-__all__ = ["host_with_lanes", "host_without"]
+__all__ = ["assembly_for_units", "host_with_lanes", "host_without"]
 
 
 def host_without(*names: str) -> Host:
@@ -28,3 +28,17 @@ def host_with_lanes(lanes: int) -> Host:
     if found.lanes != lanes:
         pytest.skip("the processor has narrower vectors")
     return found
+
+
+def assembly_for_units(text: str) -> str:
+    """What LLVM's assembly becomes for a processor with matrix units (AMX)."""
+    from llvmlite import binding
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    features = "+avx512f,+avx512bw,+avx512bf16,+amx-tile,+amx-bf16"
+    machine = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(
+        features=features, opt=2
+    )
+    made: str = machine.emit_assembly(binding.parse_assembly(text))
+    return made

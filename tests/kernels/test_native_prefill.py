@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
-from kernels.hosts import host_without
+from kernels.hosts import assembly_for_units, host_without
 
 from asyncinfer.kernels.native import prefill as module
 from asyncinfer.kernels.native import prefill_kernel
+from asyncinfer.kernels.native.blocked import matrix_units
 from asyncinfer.kernels.native.host import Host, host, host_of
 from asyncinfer.kernels.native.prefill import PrefillKernel, PrefillMethod, is_right
 from asyncinfer.kernels.native.prefill_code import prefill_code
 from asyncinfer.kernels.native.prefill_rows_code import SPAN, TILE
+from asyncinfer.kernels.native.prefill_units_code import units_code
 from asyncinfer.kernels.native.threads import parallel_region
 from asyncinfer.kernels.threads import set_thread_count
 
@@ -28,8 +31,12 @@ def has_halves() -> bool:
     return here is not None and here.rounds
 
 
+needs_units = pytest.mark.skipif(not matrix_units(), reason="no matrix units")
 needs_halves = pytest.mark.skipif(not has_halves(), reason="no instructions for bfloat16")
-HALVES = [pytest.param(method, marks=needs_halves) for method in ("pairs", "widened")]
+HALVES = [
+    *(pytest.param(method, marks=needs_halves) for method in ("pairs", "widened")),
+    pytest.param("units", marks=needs_units),
+]
 METHODS = ["floats", *HALVES]
 
 
@@ -161,6 +168,8 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     methods: list[PrefillMethod] = ["floats"]
     if has_halves():
         methods += ["pairs", "widened"]
+    if matrix_units():
+        methods.append("units")
     for method in methods:
         kernel, dtype = kernel_for(64, 1, method=method), dtype_of(method)
         assert is_right(kernel, 64, 1, SCALE, dtype)
@@ -174,24 +183,43 @@ def test_what_there_is_no_code_for(monkeypatch: pytest.MonkeyPatch) -> None:
         assert prefill_kernel(*about) is None
     here = host()
     assert here is not None
-    for target in (replace(here, rounds=False), replace(here, tiles=True)):
-        monkeypatch.setattr(module, "host", lambda target=target: target)
-        assert prefill_kernel(64, 1, 0.78, torch.bfloat16) is None
+    monkeypatch.setattr(module, "host", lambda: replace(here, rounds=False))
+    assert prefill_kernel(64, 1, 0.78, torch.bfloat16) is None
     monkeypatch.setattr(module, "host", lambda: None)
     assert prefill_kernel(64, 1, 0.78) is None
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_what_is_faster_is_taken_in_bfloat16(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("about", "method"),
+    [
+        ({}, "widened"),
+        ({"fast": True}, "pairs"),
+        ({"fast": True, "units": True}, "units"),
+        ({"units": True, "head_dim": 80}, "widened"),
+        ({"dtype": torch.float32, "units": True}, "floats"),
+    ],
+)
+def test_the_method_that_is_fastest_is_taken(
+    about: dict[str, Any], method: PrefillMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = host()
     assert here is not None
-    monkeypatch.setattr(module, "host", lambda: replace(here, rounds=True, tiles=False))
-    monkeypatch.setattr(module, "pairs_are_fast", lambda _: fast)
+    monkeypatch.setattr(module, "host", lambda: replace(here, lanes=16, rounds=True))
+    monkeypatch.setattr(module, "matrix_units", lambda: about.get("units", False))
+    monkeypatch.setattr(module, "pairs_are_fast", lambda _: about.get("fast", False))
     taken: list[str] = []
-    monkeypatch.setattr(module, "trusted_kernel", lambda *about: taken.append(about[-1]))
-    prefill_kernel.__wrapped__(64, 1, 1.0, torch.bfloat16)
-    prefill_kernel.__wrapped__(64, 1, 1.0, torch.float32)
-    assert taken == ["pairs" if fast else "widened", "floats"]
+    monkeypatch.setattr(module, "trusted_kernel", lambda *given: taken.append(given[-1]))
+    dtype = about.get("dtype", torch.bfloat16)
+    prefill_kernel.__wrapped__(about.get("head_dim", 64), 1, 1.0, dtype)
+    assert taken == [method]
+
+
+def test_code_for_matrix_units_is_compiled() -> None:
+    """Its results are compared where the processor has them."""
+    made = assembly_for_units(units_code(64, 3, 16, SCALE))
+    # Two parts of a head for scores, and two for sums of values, each of four registers.
+    assert made.count("tdpbf16ps") == 16
+    assert made.count("ldtilecfg") == made.count("tilerelease") == 1
 
 
 def test_code_for_arm_is_what_llvm_reads() -> None:

@@ -82,11 +82,11 @@ class Assembly(Tasks):
         up = b.select(b.fcmp_unordered("uno", vector, vector), none, up)
         return b.trunc(b.lshr(up, sixteen), self._narrow)
 
-    def fetch(self, b: Any, pointer: Any, *, near: bool = True) -> None:
+    def fetch(self, b: Any, pointer: Any, *, near: bool = True, writes: bool = False) -> None:
         """Prefetch memory into the nearest cache (`near`), or into the second-level cache, which
-        can wait for more lines at a time. Any address is allowed."""
-        read, keep, data = (self.ir.Constant(self.i32, value) for value in (0, 2 + near, 1))
-        b.call(self._fetch, [pointer, read, keep, data])
+        can wait for more lines at a time; `writes`: to write there. Any address is allowed."""
+        how = (self.ir.Constant(self.i32, value) for value in (int(writes), 2 + near, 1))
+        b.call(self._fetch, [pointer, *how])
 
     def least(self, b: Any, one: Any, other: Any) -> Any:
         """The smaller one of two int64."""

@@ -21,7 +21,7 @@ from asyncinfer.kernels.native.calls import (
 )
 from asyncinfer.kernels.native.host import Host, compiled_once, host
 from asyncinfer.kernels.native.instruction_speed import pairs_are_fast
-from asyncinfer.kernels.native.matrix_units_code import UNIT_INPUTS
+from asyncinfer.kernels.native.matrix_registers_code import UNIT_NUMBERS
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = ["BLOCK_OUTPUTS", "BlockedWeight", "blocked_kernel"]
@@ -33,6 +33,9 @@ BLOCK_OUTPUTS: Final = (64, 32)
 _ARCH_PRCTL, _ASK_FOR_STATE, _TILE_DATA = 158, 0x1023, 18
 #: Numbers of a weight below which another thread costs more than it saves.
 _SHARED = 1 << 15
+#: Inputs above which oneDNN's products by matrix units are faster for more than so many rows, as
+#: much as 1.9 times: a core's second-level cache does not hold the rows there.
+_UNIT_INPUTS, _UNIT_ROWS = 4096, 96
 _DTYPES = ("torch.float32", "torch.bfloat16")
 
 
@@ -72,9 +75,14 @@ class BlockedKernel:
             *(outputs, inputs, block, x.shape[0], threads, 0, 0),
             shared_above=ALWAYS if shared else NEVER,
             most_rows=most_rows,
-            parts=parts_of(outputs // self.outputs, room_rows(x.shape[0])),
+            parts=parts_of(outputs // self.outputs, room_rows(x.shape[0]), inputs, self.method),
         )
         return narrowed(y, x.dtype)
+
+    def most_rows(self, inputs: int) -> int:
+        """Rows up to which products with so many inputs are worth it."""
+        far = self.method == "units" and inputs > _UNIT_INPUTS
+        return _UNIT_ROWS if far else sys.maxsize
 
     def block_bytes(self, inputs: int) -> int:
         """Bytes of a block, which has room for so many inputs that they fill a line of a cache."""
@@ -109,7 +117,7 @@ def _method(dtype: torch.dtype, inputs: int, target: Host) -> Method:
     """What is fastest on this processor."""
     if dtype is not torch.bfloat16 or not target.rounds:
         return "floats"
-    if inputs % UNIT_INPUTS == 0 and matrix_units():
+    if inputs % UNIT_NUMBERS == 0 and matrix_units():
         return "units"
     return "pairs" if pairs_are_fast(target) else "widened"
 
@@ -155,6 +163,7 @@ class BlockedWeight:
         block = kernel.block_bytes(inputs)
         if nbytes != outputs // block_outputs * block:
             return None
+        most_rows = min(most_rows, kernel.most_rows(inputs))
         return cls(kernel, place, (outputs, inputs, block), most_rows)
 
     @classmethod

@@ -18,7 +18,7 @@ from asyncinfer.kernels.native.blocked_tiles_code import (
     BlockedTiles,
     Method,
 )
-from asyncinfer.kernels.native.matrix_units_code import MatrixUnits
+from asyncinfer.kernels.native.matrix_units_code import MOST_TURN, MatrixUnits, unit_turn
 from asyncinfer.kernels.native.team_code import CLAIMED, READY, STORING
 from asyncinfer.kernels.native.work_parts_code import WorkParts, part_state
 
@@ -37,9 +37,9 @@ _TURN = 96
 _DEPTH = 64
 
 
-def parts_of(blocks: int, rows: int) -> int:
+def parts_of(blocks: int, rows: int, inputs: int, method: Method) -> int:
     """Parts of a product's work."""
-    return blocks * -(-rows // _TURN)
+    return blocks * -(-rows // (unit_turn(inputs) if method == "units" else _TURN))
 
 
 def blocked_code(
@@ -57,7 +57,7 @@ def blocked_code(
     a thread that is not running.
 
     `method`: see there; x and y are bfloat16 but for "floats", and for "units" `inputs` is a
-    multiple of `UNIT_INPUTS`. `streams`: see `BlockedTiles`."""
+    multiple of `UNIT_NUMBERS`. `streams`: see `BlockedTiles`."""
     return _BlockedCode(dtype, lanes, outputs, method=method, streams=streams).text()
 
 
@@ -67,31 +67,39 @@ class _BlockedCode(BlockedTiles):
     ) -> None:
         super().__init__(dtype, lanes, outputs, FIELDS, method=method, streams=streams)
         self._method = method
+        self._units = MatrixUnits(self) if method == "units" else None
         #: Bytes of a number of x and of y.
         self._x_bytes = 4 if method == "floats" else 2
         self._depth = 2 * _DEPTH if method == "pairs" else _DEPTH
         self._ahead = STREAM_AHEAD if streams else self._depth * self.input_bytes
 
     def text(self) -> str:
-        if self._method == "units":
-            block = self._block((), MatrixUnits(self))
-        else:
-            block = self._block([self.tile(rows) for rows in range(1, TILE_ROWS + 1)])
+        tiles = () if self._units else [self.tile(rows) for rows in range(1, TILE_ROWS + 1)]
+        block = self._block(tiles)
         parts = WorkParts(self, self._parts, self._room, block, self._store())
         self.on_task("product", parts.work())
         return str(self.module)
 
     def _parts(self, b: Any, task: Any) -> Any:
-        """How many parts there are: each is a block of W for `_TURN` rows of x."""
+        """How many parts there are: each is a block of W for a turn's rows of x."""
         outputs, rows = (self.field(b, task, name) for name in ("outputs", "rows"))
-        turns = b.sdiv(b.add(rows, self.integer(_TURN - 1)), self.integer(_TURN))
+        turn = self._turn(b, task)
+        turns = b.sdiv(b.sub(b.add(rows, turn), self.integer(1)), turn)
         return b.mul(b.sdiv(outputs, self.integer(self.outputs)), turns)
 
+    def _turn(self, b: Any, task: Any) -> Any:
+        """Rows of x that a thread takes at a time."""
+        if self._units is None:
+            return self.integer(_TURN)
+        return self._units.turn(b, self.field(b, task, "inputs"))
+
     def _room(self, b: Any) -> Any:
-        """Room for a thread's sums `[_TURN, outputs]`; behind them, where x is widened, for a few
-        inputs of it `[_TURN, _DEPTH]`."""
+        """Room for a thread's sums of the most rows that it takes at a time, `[rows, outputs]`;
+        behind them, where x is widened, for a few inputs of it `[rows, _DEPTH]`."""
         row_bytes = self.sum_bytes + (4 * _DEPTH if self._method == "widened" else 0)
-        kept = b.alloca(self.ir.ArrayType(self.byte, _TURN * row_bytes))
+        kept = b.alloca(
+            self.ir.ArrayType(self.byte, (MOST_TURN if self._units else _TURN) * row_bytes)
+        )
         kept.align = LINE
         # llvmlite's `alloca` gives a typed pointer. The detour makes it opaque.
         return b.inttoptr(b.ptrtoint(kept, self.i64), self.pointer)
@@ -102,16 +110,17 @@ class _BlockedCode(BlockedTiles):
         outputs, rows = (self.field(b, task, name) for name in ("outputs", "rows"))
         blocks = b.sdiv(outputs, self.integer(self.outputs))
         column, turn = b.srem(index, blocks), b.sdiv(index, blocks)
-        first = b.mul(turn, self.integer(_TURN))
-        count = self.least(b, self.integer(_TURN), b.sub(rows, first))
+        most = self._turn(b, task)
+        first = b.mul(turn, most)
+        count = self.least(b, most, b.sub(rows, first))
         y = self.address(b, task, "y")
         into = self.at(b, y, b.mul(column, self.integer(self.outputs * self._x_bytes)))
         return column, first, count, into
 
     def _stores_sums(self, b: Any, task: Any) -> Any:
         """Whether sums stay in a thread's own memory until all of them are whole: those that become
-        bfloat16, and those of a part that another thread may compute as well."""
-        if self._x_bytes == 2:
+        bfloat16 by vectors, and those of a part that another thread may compute as well."""
+        if self._x_bytes == 2 and self._units is None:
             return self.ir.Constant(self.bit, 1)
         return b.icmp_signed("!=", self.field(b, task, "states"), self.integer(0))
 
@@ -135,13 +144,15 @@ class _BlockedCode(BlockedTiles):
         def row(number: Any) -> None:
             sums = self.at(b, kept, b.mul(number, self.integer(self.sum_bytes)))
             place = self.at(b, into, b.mul(b.add(first, number), y_bytes))
-            for at in range(0, self.outputs, self.lanes):
+            # Matrix units leave bfloat16 numbers, two of them in the place of a sum.
+            are_rounded = self._units is not None
+            for at in range(0, self.outputs // (1 + are_rounded), self.lanes):
                 part = self.load(b, sums, self.integer(at))
-                if self._x_bytes == 2:
+                if self._x_bytes == 4 or are_rounded:
+                    self.store(b, part, place, self.integer(at))
+                else:
                     halves = self.rounded(b, part, at_once=True)
                     b.store(halves, self.at(b, place, self.integer(2 * at)), align=2)
-                else:
-                    self.store(b, part, place, self.integer(at))
 
         with b.if_then(self._stores_sums(b, task)):
             self.each(b, self.integer(0), count, 1, row)
@@ -150,7 +161,7 @@ class _BlockedCode(BlockedTiles):
         b.ret_void()
         return function
 
-    def _block(self, tiles: Sequence[Any], units: MatrixUnits | None = None) -> Any:
+    def _block(self, tiles: Sequence[Any]) -> Any:
         """`block(task, index, after, kept)`: multiply a part, and prefetch the part `after`."""
         widen = self.wide_rows() if self._method == "widened" else None
         function, b = self.begin("block", self.pointer, self.i64, self.i64, self.pointer)
@@ -199,9 +210,13 @@ class _BlockedCode(BlockedTiles):
 
             self.each(b, self.integer(0), count, TILE_ROWS, group)
 
-        if units is None:
+        if self._units is None:
             self.each(b, self.integer(0), inputs, self._depth, some)
         else:
-            units.block(b, own, coming, ours, kept, inputs, x_bytes, count)
+            results = self.at(b, into, b.mul(first, y_bytes))
+            results = b.select(kept_sums, kept, results)
+            into_bytes = b.select(kept_sums, self.integer(self.sum_bytes), y_bytes)
+            sizes = inputs, x_bytes, into_bytes, count
+            self._units.block(b, (own, coming), (ours, kept, results), *sizes)
         b.ret_void()
         return function

@@ -1,32 +1,42 @@
 """LLVM's code of products of bfloat16 numbers by a processor's matrix units (AMX).
 
-A unit multiplies 16 rows of x by 16 outputs of W, 32 inputs at a time, and adds the products to
-sums that stay in its registers. A block of W in oneDNN's layout, bfloat16 `[inputs / 2, outputs,
-2]`, is what the units read as it lies. A row's sums depend on no other row, and are added up in the
-same order wherever the row lies.
-
-Instructions and configuration: Intel's Architecture Instruction Set Extensions, chapter 3.
+A block of W in oneDNN's layout, bfloat16 `[inputs / 2, outputs, 2]`, is what the units read as it
+lies. The weights of a few inputs are multiplied with all rows while the nearest cache holds them. A
+row's sums depend on no other row, and are added up in the same order wherever the row lies.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-from asyncinfer.kernels.native.blocked_tiles_code import STREAM_AHEAD, BlockedTiles
+from asyncinfer.kernels.native.blocked_tiles_code import LINE, STREAM_AHEAD, BlockedTiles
+from asyncinfer.kernels.native.matrix_registers_code import (
+    COLUMNS,
+    MOST_ROWS,
+    ROWS,
+    UNIT_NUMBERS,
+    MatrixRegisters,
+)
 
-__all__ = ["UNIT_INPUTS", "MatrixUnits"]
+__all__ = ["MOST_TURN", "MatrixUnits", "unit_turn"]
 
-#: Inputs of one instruction: those of a weight are a multiple of them.
-UNIT_INPUTS: Final = 32
-#: Rows of x in two registers, which are multiplied together: each register of W is read once.
-_UNIT_ROWS = 32
-#: Rows of a register, outputs of a register of sums, and bytes of a row of any register.
-_ROWS, _OUTPUTS, _ROW_BYTES = 16, 16, 64
-#: The registers: sums of the first 16 rows, of the other rows, rows of x, and outputs of W.
-_SUMS, _MORE_SUMS, _X, _W = (0, 1), (2, 3), (4, 5), (6, 7)
-#: Where the configuration `[64]` bytes has each register's bytes of a row, 16 bits each, and its
-#: rows, 8 bits each.
-_ROW_BYTES_AT, _ROWS_AT = 16, 48
+#: Rows of x that a thread takes at a time. W is read once for each such turn, so that there are as
+#: many as a core's second-level cache holds, at most the second number.
+_LEAST_TURN, MOST_TURN = 96, 256
+#: Bytes of them.
+_TURN_BYTES = 1 << 20
+#: Inputs whose weights are multiplied with all rows of a turn before the next ones. With two groups
+#: of rows of x, the nearest cache holds them.
+_DEPTH = 256
+#: Lines of later weights, and of results, that are prefetched with each `UNIT_NUMBERS` inputs: in
+#: `_DEPTH` inputs those of a group's results.
+_LINES = MOST_ROWS * UNIT_NUMBERS // _DEPTH
+
+
+def unit_turn(inputs: int) -> int:
+    """Rows of x that a thread takes at a time."""
+    rows = _TURN_BYTES // (2 * inputs) & -MOST_ROWS
+    return max(_LEAST_TURN, min(MOST_TURN, rows))
 
 
 class MatrixUnits:
@@ -34,133 +44,176 @@ class MatrixUnits:
 
     def __init__(self, code: BlockedTiles) -> None:
         self._code = code
-        c = code
-        self._number = c.ir.IntType(8)
-        memory = c.pointer, c.i64
-        intrinsic = "llvm.x86."
-        self._configure = c.declare(f"{intrinsic}ldtilecfg", c.void, c.pointer)
-        self._release = c.declare(f"{intrinsic}tilerelease", c.void)
-        self._zero = c.declare(f"{intrinsic}tilezero", c.void, self._number)
-        self._load = c.declare(f"{intrinsic}tileloadd64", c.void, self._number, *memory)
-        self._store = c.declare(f"{intrinsic}tilestored64", c.void, self._number, *memory)
-        self._add = c.declare(f"{intrinsic}tdpbf16ps", c.void, *[self._number] * 3)
-        self._products = {
-            (several, fetches): self._product(several, fetches)
-            for several in (False, True)
-            for fetches in (False, True)
-        }
+        self._registers = MatrixRegisters(code)
+        self._few, self._many = (self._product(groups) for groups in (1, 2))
 
-    def block(self, b: Any, weight: Any, after: Any, x: Any, kept: Any, *sizes: Any) -> None:
-        """Write the sums of all inputs to `kept` float32 `[rows, outputs]`. `x` has the first row,
-        `sizes` are `inputs`, bytes of a row of x, and `rows`. Meanwhile the beginning of `after`,
-        the block that this thread multiplies next, is prefetched."""
+    def turn(self, b: Any, inputs: Any) -> Any:
+        """`unit_turn`."""
         c = self._code
-        inputs, x_bytes, rows = sizes
+        rows = b.udiv(c.integer(_TURN_BYTES // 2), inputs)
+        rows = c.least(b, b.and_(rows, c.integer(-MOST_ROWS)), c.integer(MOST_TURN))
+        least = c.integer(_LEAST_TURN)
+        return b.select(b.icmp_signed("<", rows, least), least, rows)
 
-        def group(first: Any) -> None:
-            some = c.least(b, c.integer(_UNIT_ROWS), b.sub(rows, first))
-            places = (
-                *(weight, after, c.at(b, x, b.mul(first, x_bytes))),
-                c.at(b, kept, b.mul(first, c.integer(c.sum_bytes))),
-            )
-            several = b.icmp_signed(">", some, c.integer(_ROWS))
-            fetches = b.icmp_signed("==", first, c.integer(0))
-            for kind, product in self._products.items():
-                are = [
-                    found if wanted else b.not_(found)
-                    for found, wanted in zip((several, fetches), kind, strict=True)
-                ]
-                with b.if_then(b.and_(*are)):
-                    b.call(product, [*places, inputs, x_bytes, some])
-
-        c.each(b, c.integer(0), rows, _UNIT_ROWS, group)
-
-    def _product(self, several: bool, fetches: bool) -> Any:
-        """`product(w, after, x, sums, inputs, x_bytes, rows)`: the sums of up to 16 rows, or of 17
-        to 32 (`several`). With `fetches`, what is read next is prefetched."""
+    def block(self, b: Any, weights: tuple[Any, Any], places: tuple[Any, ...], *sizes: Any) -> None:
+        """Write the products with all inputs to `into`, bfloat16. `weights` are this block and the
+        one that the thread multiplies next, which is prefetched; `places` those of the first row in
+        x, in `kept` float32 `[rows, outputs]`, which has room for sums, and in `into`, which may be
+        `kept`. `sizes`: `inputs`, bytes of a row of x, of one of `into`, and `rows`."""
         c = self._code
-        kinds = [c.pointer] * 4 + [c.i64] * 3
-        function, b = c.begin(f"units_{16 << several}{'_fetch' * fetches}", *kinds)
+        inputs, x_bytes, into_bytes, rows = sizes
+        whole = b.and_(rows, c.integer(-MOST_ROWS))
+        rest = b.sub(rows, whole)
+        strides = x_bytes, c.integer(c.sum_bytes), into_bytes
+        later = [c.at(b, at, b.mul(whole, by)) for at, by in zip(places, strides, strict=True)]
+        sizes = inputs, x_bytes, into_bytes
+        none = c.integer(0)
+        with b.if_then(b.icmp_signed(">", whole, none)):
+            b.call(self._many, [*weights, *places, *sizes, whole, c.ir.Constant(c.bit, 1)])
+        alone = b.icmp_signed("==", whole, none)
+        with b.if_then(b.icmp_signed(">", rest, c.integer(ROWS))):
+            b.call(self._many, [*weights, *later, *sizes, rest, alone])
+        few = b.and_(b.icmp_signed(">", rest, none), b.icmp_signed("<=", rest, c.integer(ROWS)))
+        with b.if_then(few):
+            b.call(self._few, [*weights, *later, *sizes, rest, alone])
+
+    def _product(self, groups: int) -> Any:
+        """`product(w, after, x, kept, into, inputs, x_bytes, into_bytes, rows, fetches)`: what
+        `block` says, for up to 16 rows with one of the `groups` of registers, and with two for 17
+        to 31, or for any multiple of 32. `fetches`: prefetch what is read next."""
+        c = self._code
+        function, b = c.begin(f"units_{groups}", *[c.pointer] * 5, *[c.i64] * 4, c.bit)
         # A copy in each caller would take long to compile.
         function.attributes.add("noinline")
-        weight, after, x, sums, inputs, x_bytes, rows = function.args
-        first = c.least(b, rows, c.integer(_ROWS))
-        self._configured(b, first, b.sub(rows, first), several)
-        groups = ((_SUMS, _X[0]), (_MORE_SUMS, _X[1]))[: 1 + several]
-        lower = [(x, sums)]
-        if several:
-            lower.append(
-                (
-                    c.at(b, x, b.mul(x_bytes, c.integer(_ROWS))),
-                    c.at(b, sums, c.integer(_ROWS * c.sum_bytes)),
+        weight, after, x, kept, into, inputs, x_bytes, into_bytes, rows, fetches = function.args
+        first = c.least(b, rows, c.integer(ROWS))
+        others = c.least(b, b.sub(rows, first), c.integer(ROWS))
+        self._registers.configure(b, [first, others][:groups])
+
+        def part(start: Any) -> None:
+            """Add the products of `_DEPTH` inputs."""
+            end = c.least(b, inputs, b.add(start, c.integer(_DEPTH)))
+
+            def group(row: Any) -> None:
+                some = c.least(b, b.sub(rows, row), c.integer(MOST_ROWS))
+                strides = x_bytes, c.integer(c.sum_bytes), into_bytes
+                places = [
+                    c.at(b, at, b.mul(row, by))
+                    for at, by in zip((x, kept, into), strides, strict=True)
+                ]
+                fetch = self._fetches(
+                    b, (weight, after), (places[2], into_bytes), (start, end, inputs), row, fetches
                 )
-            )
-        whole = b.mul(inputs, c.integer(c.input_bytes))
-        for start in range(0, c.outputs, 2 * _OUTPUTS):
-            for registers, _ in groups:
-                for register in registers:
-                    b.call(self._zero, [self._named(register)])
+                for output in range(0, c.outputs, 2 * COLUMNS):
+                    numbers = c.at(b, weight, c.integer(4 * output))
+                    sums = c.at(b, places[1], c.integer(4 * output))
+                    theirs = places[0], sums, numbers
+                    self._sums(
+                        b, groups, theirs, x_bytes, (start, end), fetch if not output else None
+                    )
+                with b.if_then(b.icmp_signed("==", end, inputs)):
+                    self._rounded(b, places[1], places[2], into_bytes, some)
 
-            def some(at: Any, start: int = start) -> None:
-                """Add the products of 32 inputs."""
-                on = b.mul(at, c.integer(c.input_bytes))
-                ours = c.at(b, weight, b.add(on, c.integer(4 * start)))
-                if fetches and not start:
-                    self._fetched(b, weight, after, on, whole)
-                for index, register in enumerate(_W):
-                    place = c.at(b, ours, c.integer(_ROW_BYTES * index))
-                    self._loaded(b, register, place, c.integer(4 * c.outputs))
-                column = b.mul(at, c.integer(2))
-                for (registers, rows_of_x), (theirs, _) in zip(groups, lower, strict=True):
-                    self._loaded(b, rows_of_x, c.at(b, theirs, column), x_bytes)
-                    for register, outputs in zip(registers, _W, strict=True):
-                        names = [self._named(each) for each in (register, rows_of_x, outputs)]
-                        b.call(self._add, names)
+            c.each(b, c.integer(0), rows, MOST_ROWS, group)
 
-            c.each(b, c.integer(0), inputs, UNIT_INPUTS, some)
-            for (registers, _), (_, into) in zip(groups, lower, strict=True):
-                for index, register in enumerate(registers):
-                    place = c.at(b, into, c.integer(4 * start + _ROW_BYTES * index))
-                    b.call(self._store, [self._named(register), place, c.integer(c.sum_bytes)])
-        b.call(self._release, [])
+        c.each(b, c.integer(0), inputs, _DEPTH, part)
+        self._registers.release(b)
         b.ret_void()
         return function
 
-    def _configured(self, b: Any, first: Any, more: Any, several: bool) -> None:
-        """Give the registers their sizes: `first` rows, and `more` in those of the other rows."""
+    def _sums(
+        self,
+        b: Any,
+        groups: int,
+        places: tuple[Any, ...],
+        x_bytes: Any,
+        part: tuple[Any, Any],
+        fetch: Any,
+    ) -> None:
+        """Add the products of a part of the inputs to a group of rows' sums of 32 outputs."""
+        c, units = self._code, self._registers
+        x, sums, weight = places
+        start, end = part
+        of_groups = range(0, ROWS * groups, ROWS)
+        kept = [c.at(b, sums, c.integer(c.sum_bytes * row)) for row in of_groups]
+        theirs = [c.at(b, x, b.mul(x_bytes, c.integer(row))) for row in of_groups]
+        is_first = b.icmp_signed("==", start, c.integer(0))
+        with b.if_else(is_first) as (new, old):
+            with new:
+                units.clear(b, groups)
+            with old:
+                units.read(b, kept, c.integer(c.sum_bytes))
+
+        def some(at: Any) -> None:
+            if fetch is not None:
+                fetch(at)
+            numbers = c.at(b, weight, b.mul(at, c.integer(c.input_bytes)))
+            left = [c.at(b, row, b.mul(at, c.integer(2))) for row in theirs]
+            units.multiply(b, left, x_bytes, numbers, c.integer(4 * c.outputs))
+
+        c.each(b, start, end, UNIT_NUMBERS, some)
+        units.write(b, kept, c.integer(c.sum_bytes))
+
+    def _rounded(self, b: Any, sums: Any, into: Any, into_bytes: Any, rows: Any) -> None:
+        """Write the sums of so many rows to `into`, as bfloat16."""
         c = self._code
-        memory = b.alloca(c.ir.ArrayType(c.byte, 64))
-        # As in `BlockedCode`: llvmlite's `alloca` gives a typed pointer.
-        memory = b.inttoptr(b.ptrtoint(memory, c.i64), c.pointer)
-        for at in range(0, 64, 8):
-            b.store(c.integer(0), c.at(b, memory, c.integer(at)), align=1)
-        # The palette, of which there is one.
-        b.store(c.ir.Constant(c.byte, 1), memory, align=1)
-        rows = dict.fromkeys((*_SUMS, _X[0]), first) | dict.fromkeys(_W, c.integer(_ROWS))
-        if several:
-            rows |= dict.fromkeys((*_MORE_SUMS, _X[1]), more)
-        narrow = c.ir.IntType(16)
-        for register, count in rows.items():
-            width = c.at(b, memory, c.integer(_ROW_BYTES_AT + 2 * register))
-            b.store(c.ir.Constant(narrow, _ROW_BYTES), width, align=1)
-            b.store(
-                b.trunc(count, c.byte), c.at(b, memory, c.integer(_ROWS_AT + register)), align=1
-            )
-        b.call(self._configure, [memory])
+        parts = range(0, c.outputs, c.lanes)
 
-    def _fetched(self, b: Any, weight: Any, after: Any, on: Any, whole: Any) -> None:
-        """Prefetch as much as 32 inputs' weights, `STREAM_AHEAD` bytes beyond `on`: of the next
-        block where this one, of `whole` bytes, ends before."""
+        def row(number: Any) -> None:
+            own = c.at(b, sums, b.mul(number, c.integer(c.sum_bytes)))
+            place = c.at(b, into, b.mul(number, into_bytes))
+            # They may be written over the sums.
+            halves = [c.rounded(b, c.load(b, own, c.integer(at)), at_once=True) for at in parts]
+            for at, half in zip(parts, halves, strict=True):
+                b.store(half, c.at(b, place, c.integer(2 * at)), align=2)
+
+        c.each(b, c.integer(0), rows, 1, row)
+
+    def _fetches(
+        self,
+        b: Any,
+        weights: tuple[Any, Any],
+        results: tuple[Any, Any],
+        inputs: tuple[Any, Any, Any],
+        row: Any,
+        fetches: Any,
+    ) -> Any:
+        """A function that emits, for the inputs from `at` on, the prefetches of a group of rows:
+        where a turn begins of the weights that it reads next, later of a share of those of the next
+        part, and of the lines that its results go to."""
         c = self._code
-        at = b.add(on, c.integer(STREAM_AHEAD))
-        inside = b.icmp_signed("<", at, whole)
-        start = b.select(inside, weight, after)
-        place = c.at(b, start, b.select(inside, at, b.sub(at, whole)))
-        for line in range(0, UNIT_INPUTS * c.input_bytes, c.fetch_every):
-            c.fetch(b, c.at(b, place, c.integer(line)))
+        (weight, after), (into, into_bytes), (start, end, whole) = weights, results, inputs
+        begins = b.and_(fetches, b.icmp_signed("==", row, c.integer(0)))
+        goes_on = b.and_(fetches, b.icmp_signed(">", row, c.integer(0)))
+        ends = b.icmp_signed("==", end, whole)
+        block = b.mul(whole, c.integer(c.input_bytes))
+        # Of the groups after the first.
+        share = b.mul(
+            b.sub(row, c.integer(MOST_ROWS)),
+            c.integer(LINE * _LINES * _DEPTH // UNIT_NUMBERS // MOST_ROWS),
+        )
 
-    def _loaded(self, b: Any, register: int, place: Any, stride: Any) -> None:
-        b.call(self._load, [self._named(register), place, stride])
+        def lines(ahead: Any, count: int, every: int) -> None:
+            """Of this block, or of the next where it ends before."""
+            beyond = b.sub(ahead, block)
+            inside = b.icmp_signed("<", beyond, c.integer(0))
+            place = c.at(b, b.select(inside, weight, after), b.select(inside, ahead, beyond))
+            for line in range(0, count, every):
+                c.fetch(b, c.at(b, place, c.integer(line)), near=every == c.fetch_every)
 
-    def _named(self, register: int) -> Any:
-        return self._code.ir.Constant(self._number, register)
+        def fetch(at: Any) -> None:
+            on = b.sub(at, start)
+            with b.if_then(begins):
+                ahead = b.add(b.mul(at, c.integer(c.input_bytes)), c.integer(STREAM_AHEAD))
+                lines(ahead, UNIT_NUMBERS * c.input_bytes, c.fetch_every)
+            with b.if_then(goes_on):
+                of_part = b.mul(b.add(start, c.integer(_DEPTH)), c.integer(c.input_bytes))
+                step = b.mul(on, c.integer(LINE * _LINES // UNIT_NUMBERS))
+                lines(b.add(of_part, b.add(share, step)), LINE * _LINES, LINE)
+            with b.if_then(ends):
+                for number in range(_LINES):
+                    line = b.add(b.mul(on, c.integer(_LINES)), c.integer(number * UNIT_NUMBERS))
+                    line = b.lshr(line, c.integer(UNIT_NUMBERS.bit_length() - 1))
+                    c.fetch(b, c.at(b, into, b.mul(line, into_bytes)), writes=True)
+
+        return fetch

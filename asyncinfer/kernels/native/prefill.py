@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from asyncinfer.kernels.native.blocked import matrix_units
 from asyncinfer.kernels.native.calls import (
     empty,
     is_recording,
@@ -16,16 +17,19 @@ from asyncinfer.kernels.native.calls import (
 )
 from asyncinfer.kernels.native.host import Host, compiled_once, host
 from asyncinfer.kernels.native.instruction_speed import pairs_are_fast
+from asyncinfer.kernels.native.matrix_registers_code import UNIT_NUMBERS
 from asyncinfer.kernels.native.prefill_code import FIELDS, prefill_code, scratch_numbers
 from asyncinfer.kernels.native.prefill_halves_code import halves_code, halves_scratch
 from asyncinfer.kernels.native.prefill_rows_code import TILE
+from asyncinfer.kernels.native.prefill_units_code import units_code, units_scratch
 from asyncinfer.kernels.native.recorded_calls import ChunkKV
 from asyncinfer.kernels.native.threads import parallel_region
 
 __all__ = ["PrefillKernel", "PrefillMethod", "is_right", "prefill_kernel"]
 
-#: How numbers are multiplied: float32 ones, or bfloat16 ones as `prefill_halves_code` says.
-PrefillMethod = Literal["floats", "pairs", "widened"]
+#: How numbers are multiplied: float32 ones, or bfloat16 ones as `prefill_halves_code` says, or as
+#: `prefill_units_code` does.
+PrefillMethod = Literal["floats", "pairs", "widened", "units"]
 
 #: Scores of all heads below which another thread costs more than it saves.
 _SHARED = 1 << 12
@@ -56,6 +60,9 @@ class PrefillKernel:
         if method == "floats":
             self._scratch = scratch_numbers(head_dim)
             text = functools.partial(prefill_code, *about)
+        elif method == "units":
+            self._scratch = units_scratch(head_dim)
+            text = functools.partial(units_code, *about)
         else:
             pairs = method == "pairs"
             self._scratch = halves_scratch(head_dim, pairs=pairs)
@@ -142,20 +149,26 @@ def prefill_kernel(
     """The kernel for heads of this width and `group` query heads for each KV head, in `dtype`
     (None: float32), compiled by its first caller. None without `llvmlite`, on other processors,
     where torch's threads cannot be used, if a head is no multiple of the processor's vectors, and
-    if a trial is wrong. For bfloat16 the processor must have instructions for its numbers, and
-    no matrix units, which torch uses.
+    if a trial is wrong. For bfloat16 the processor must have instructions for its numbers.
     """
     target, region = host(), parallel_region()
     if target is None or region is None or group > TILE or scale <= 0:
         return None
     method: PrefillMethod = "floats"
     if dtype is torch.bfloat16:
-        if not target.rounds or target.tiles:
+        if not target.rounds:
             return None
-        method = "pairs" if pairs_are_fast(target) else "widened"
+        method = _method(head_dim, target)
     if head_dim % (2 * target.lanes if method == "pairs" else target.lanes):
         return None
     return trusted_kernel(head_dim, group, scale, target, region, method)
+
+
+def _method(head_dim: int, target: Host) -> PrefillMethod:
+    """What is fastest for bfloat16 on this processor."""
+    if head_dim % UNIT_NUMBERS == 0 and matrix_units():
+        return "units"
+    return "pairs" if pairs_are_fast(target) else "widened"
 
 
 @compiled_once

@@ -22,10 +22,11 @@ FIELDS = (
 )
 
 
-def scratch_numbers(head_dim: int) -> int:
-    """The float32 numbers of a thread's scratch memory: the scores of `ROWS` rows, a highest score
-    and a sum for each row of a tile, and the keys of a span as they are laid out."""
-    return ROWS * SPAN + 2 * TILE + SPAN * head_dim
+def scratch_numbers(head_dim: int, rows: int = ROWS) -> int:
+    """The float32 numbers of a thread's scratch memory: the scores of the rows that are computed at
+    once, a highest score and a sum for each row of a tile, and the keys of a span as they are laid
+    out."""
+    return rows * SPAN + 2 * TILE + SPAN * head_dim
 
 
 def prefill_code(head_dim: int, group: int, lanes: int, scale: float) -> str:
@@ -81,7 +82,7 @@ class PrefillCode(PrefillRows):
         place = self.counted(b, task, "started")
         size = self.integer(4 * self.scratch)
         scratch = self.at(b, scratch, b.mul(place, size))
-        states = self.at(b, scratch, self.integer(4 * ROWS * SPAN))
+        states = self.at(b, scratch, self.integer(4 * self.at_once * SPAN))
         laid = self.at(b, states, self.integer(4 * 2 * TILE))
         index, following = self.next_item(b, task, items)
         head = b.sdiv(index, tiles)
@@ -118,7 +119,7 @@ class PrefillCode(PrefillRows):
 
             def few_rows(b: Any, row: Any, _: Sequence[Any]) -> Sequence[Any]:
                 highest = b.sub(count, self.integer(1))
-                final = b.add(row, self.integer(ROWS - 1))
+                final = b.add(row, self.integer(self.at_once - 1))
                 final = b.select(b.icmp_signed("<", final, highest), final, highest)
                 seen = b.add(b.add(offset, b.sdiv(final, group)), self.integer(1))
                 with b.if_then(b.icmp_signed(">", seen, self.integer(0))):
@@ -127,13 +128,13 @@ class PrefillCode(PrefillRows):
                     seen = b.select(ends, seen, whole)
                     strides = [q_stride, out_stride]
                     places = [queries, sums, *span_kv, scratch, states]
-                    index = b.sdiv(row, self.integer(ROWS))
+                    index = b.sdiv(row, self.integer(self.at_once))
                     fetched = span_lines(self, b, index, ahead, keys_step, self.head_bytes)
                     about = [row, final, offset, seen, begun, ends]
                     b.call(rows, [*places, *fetched, *strides, *about])
                 return []
 
-            return self.loop(b, count, ROWS, few_rows, [])
+            return self.loop(b, count, self.at_once, few_rows, [])
 
         self.loop(b, b.add(last, self.integer(1)), SPAN, span, [])
         self.finish(b, sums, tile_out, count, out_stride)

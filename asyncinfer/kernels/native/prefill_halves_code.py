@@ -17,7 +17,7 @@ from asyncinfer.kernels.native.key_layout import key_layout
 from asyncinfer.kernels.native.prefill_code import PrefillCode, scratch_numbers
 from asyncinfer.kernels.native.prefill_rows_code import SPAN, TILE
 
-__all__ = ["halves_code", "halves_scratch"]
+__all__ = ["PairsCode", "halves_code", "halves_scratch"]
 
 
 def halves_scratch(head_dim: int, *, pairs: bool) -> int:
@@ -32,7 +32,7 @@ def halves_code(head_dim: int, group: int, lanes: int, scale: float, *, pairs: b
     """As `prefill_code`, where queries, keys, values and results are bfloat16, and `scratch` has
     `halves_scratch` words. `pairs`: by the instruction for pairs, and `head_dim` is a multiple of
     `2 * lanes`."""
-    kind = _PairsCode if pairs else _WidenedCode
+    kind = PairsCode if pairs else _WidenedCode
     return kind(head_dim, group, lanes, scale).text()
 
 
@@ -104,15 +104,22 @@ class _WidenedCode(_HalvesCode):
             self.store(b, numbers, into, self.integer(part))
 
 
-class _PairsCode(_HalvesCode):
+class PairsCode(_HalvesCode):
+    """Emits the code for pairs, and what the code for matrix units shares with it."""
+
     def __init__(self, head_dim: int, group: int, lanes: int, scale: float) -> None:
         super().__init__(head_dim, group, lanes, scale, size=2, laid_size=2)
 
     def text(self) -> str:
         name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
         self._pairs = self.declare(name, self.floats, self.floats, self.halves, self.halves)
-        self._lay_values = _value_layout(self, self.head_dim)
+        self._lay_values = _value_layout(self, self.head_dim, self.value_keys)
         return super().text()
+
+    @property
+    def value_keys(self) -> int:
+        """The keys of a span whose values are laid out are a multiple of these."""
+        return 2
 
     @property
     def scratch(self) -> int:
@@ -133,8 +140,8 @@ class _PairsCode(_HalvesCode):
 
     def fetch_later(self, b: Any, fetched: tuple[Any, Any], row: Any) -> None:
         key = b.shl(row, self.integer(1))
-        super().fetch_later(b, fetched, key)
-        super().fetch_later(b, fetched, b.add(key, self.integer(1)))
+        self.fetch_line(b, fetched, key)
+        self.fetch_line(b, fetched, b.add(key, self.integer(1)))
 
     def products(
         self, b: Any, numbers: Sequence[Any], column: Sequence[Any], sums: Sequence[Any]
@@ -145,10 +152,10 @@ class _PairsCode(_HalvesCode):
         return [b.call(self._pairs, [one, *pair]) for pair, one in zip(pairs, sums, strict=True)]
 
 
-def _value_layout(a: Assembly, head_dim: int) -> Any:
+def _value_layout(a: Assembly, head_dim: int, block: int) -> Any:
     """A function `lay_values(values, last, laid)`: lay out the values up to the one numbered
     `last`, bfloat16 `[keys, head_dim]`, as `[keys / 2, head_dim, 2]`: of each dimension the numbers
-    of two keys. Where the last key is alone, it is its own neighbour."""
+    of two keys. The last key fills its block of so many keys."""
     function, b = a.begin("lay_values", a.pointer, a.i64, a.pointer)
     function.attributes.add("noinline")
     values, last, laid = function.args
@@ -156,9 +163,8 @@ def _value_layout(a: Assembly, head_dim: int) -> Any:
     sixteen = a.ir.Constant(a.ints, [16] * a.lanes)
 
     def two_keys(b: Any, key: Any, _: Sequence[Any]) -> Sequence[Any]:
-        following = b.add(key, a.integer(1))
-        following = b.select(b.icmp_signed("<", following, last), following, last)
-        rows = [a.at(b, values, b.mul(number, row_bytes)) for number in (key, following)]
+        numbers = [a.least(b, b.add(key, a.integer(more)), last) for more in (0, 1)]
+        rows = [a.at(b, values, b.mul(number, row_bytes)) for number in numbers]
         into = a.at(b, laid, b.mul(key, row_bytes))
         for part in range(0, head_dim, a.lanes):
             low, high = (
@@ -169,6 +175,7 @@ def _value_layout(a: Assembly, head_dim: int) -> Any:
             b.store(words, a.at(b, into, a.integer(4 * part)), align=4)
         return []
 
-    a.loop(b, b.add(last, a.integer(1)), 2, two_keys, [])
+    whole = b.and_(b.add(last, a.integer(block)), a.integer(-block))
+    a.loop(b, whole, 2, two_keys, [])
     b.ret_void()
     return function

@@ -33,6 +33,9 @@ class PrefillRows(Assembly):
     """Emits the code of rows for float32. Subclasses for other numbers override its public
     methods."""
 
+    #: Rows that are computed at once.
+    at_once = ROWS
+
     def __init__(
         self,
         fields: Sequence[str],
@@ -54,8 +57,8 @@ class PrefillRows(Assembly):
 
     def rows(self) -> Any:
         """`rows(q, out, keys, values, scratch, states, ahead, step, q_stride, out_stride, row,
-        last, offset, seen, begun, ends)`: compute the rows `row .. last`, at most `ROWS`, with the
-        first `seen` keys of a span.
+        last, offset, seen, begun, ends)`: compute the rows `row .. last`, at most `at_once`, with
+        the first `seen` keys of a span.
 
         `ahead` and `step` are of `span_lines`, `offset` of `span`. `begun`: the rows have had an
         earlier span. `ends`: the rows see no later span.
@@ -78,10 +81,8 @@ class PrefillRows(Assembly):
             limits.append(b.trunc(b.add(offset, token), self.i32))
         self._scores(b, queries, keys, scratch, seen)
         weights = row_weights(self, self.block, self._scale, self.store_weight)
-        factors = [
-            weights(b, self._row(b, scratch, number), limit, slot, seen, begun)
-            for number, (limit, slot) in enumerate(zip(limits, kept, strict=True))
-        ]
+        places = [self._row(b, scratch, number) for number in range(ROWS)]
+        factors = weights(b, places, limits, kept, seen, begun)
         self._sums(b, outs, values, scratch, (ahead, step), seen, begun, ends, factors)
         b.ret_void()
         return function
@@ -168,6 +169,10 @@ class PrefillRows(Assembly):
 
     def fetch_later(self, b: Any, fetched: tuple[Any, Any], row: Any) -> None:
         """Fetch what `span_lines` says, for this row of `values_of`."""
+        self.fetch_line(b, fetched, row)
+
+    def fetch_line(self, b: Any, fetched: tuple[Any, Any], row: Any) -> None:
+        """Fetch the line that `span_lines` says for this key."""
         self.fetch(b, self.at(b, fetched[0], b.mul(row, fetched[1])), near=False)
 
     def products(

@@ -183,6 +183,24 @@ class Tasks:
         b.position_at_end(done)
         return results
 
+    def loop_or_not(
+        self, b: Any, end: Any, step: int, body: _Body, values: Sequence[Any]
+    ) -> Sequence[Any]:
+        """`loop`, which does not run at all where `end` is at most 0."""
+        before = b.block
+        run, done = b.append_basic_block(), b.append_basic_block()
+        b.cbranch(b.icmp_signed(">", end, self.integer(0)), run, done)
+        b.position_at_end(run)
+        results = self.loop(b, end, step, body, values)
+        after = b.block
+        b.branch(done)
+        b.position_at_end(done)
+        carried = [b.phi(value.type) for value in values]
+        for phi, value, result in zip(carried, values, results, strict=True):
+            phi.add_incoming(value, before)
+            phi.add_incoming(result, after)
+        return carried
+
     def each(self, b: Any, start: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
         """Emit a loop of `body` over `start`, `start + step` and so on below `end`, which may not
         run at all."""
