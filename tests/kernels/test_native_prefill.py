@@ -195,23 +195,26 @@ def test_what_there_is_no_code_for(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, "widened"),
         ({"fast": True}, "pairs"),
         ({"fast": True, "units": True}, "units"),
-        ({"units": True, "head_dim": 80}, "widened"),
+        ({"head_dim": 80}, "widened"),
+        ({"units": True, "head_dim": 80}, None),
+        ({"rounds": False}, None),
         ({"dtype": torch.float32, "units": True}, "floats"),
     ],
 )
 def test_the_method_that_is_fastest_is_taken(
-    about: dict[str, Any], method: PrefillMethod, monkeypatch: pytest.MonkeyPatch
+    about: dict[str, Any], method: PrefillMethod | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = host()
     assert here is not None
-    monkeypatch.setattr(module, "host", lambda: replace(here, lanes=16, rounds=True))
+    target = replace(here, lanes=16, rounds=about.get("rounds", True))
+    monkeypatch.setattr(module, "host", lambda: target)
     monkeypatch.setattr(module, "matrix_units", lambda: about.get("units", False))
     monkeypatch.setattr(module, "pairs_are_fast", lambda _: about.get("fast", False))
     taken: list[str] = []
     monkeypatch.setattr(module, "trusted_kernel", lambda *given: taken.append(given[-1]))
     dtype = about.get("dtype", torch.bfloat16)
     prefill_kernel.__wrapped__(about.get("head_dim", 64), 1, 1.0, dtype)
-    assert taken == [method]
+    assert taken == ([] if method is None else [method])
 
 
 def test_code_for_matrix_units_is_compiled() -> None:

@@ -7,7 +7,7 @@ row's sums depend on no other row, and are added up in the same order wherever t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from asyncinfer.kernels.native.blocked_tiles_code import LINE, STREAM_AHEAD, BlockedTiles
 from asyncinfer.kernels.native.matrix_registers_code import (
@@ -20,11 +20,10 @@ from asyncinfer.kernels.native.matrix_registers_code import (
 
 __all__ = ["MOST_TURN", "MatrixUnits", "unit_turn"]
 
-#: Rows of x that a thread takes at a time. W is read once for each such turn, so that there are as
-#: many as a core's second-level cache holds, at most the second number.
-_LEAST_TURN, MOST_TURN = 96, 256
-#: Bytes of them.
-_TURN_BYTES = 1 << 20
+#: The most rows of x that a thread takes at a time, the fewest, and the bytes of all others, which
+#: a core's second-level cache holds. W is read once for each such turn.
+MOST_TURN: Final = 256
+_LEAST_TURN, _TURN_BYTES = 96, 1 << 20
 #: Inputs whose weights are multiplied with all rows of a turn before the next ones. With two groups
 #: of rows of x, the nearest cache holds them.
 _DEPTH = 256

@@ -149,25 +149,25 @@ def prefill_kernel(
     """The kernel for heads of this width and `group` query heads for each KV head, in `dtype`
     (None: float32), compiled by its first caller. None without `llvmlite`, on other processors,
     where torch's threads cannot be used, if a head is no multiple of the processor's vectors, and
-    if a trial is wrong. For bfloat16 the processor must have instructions for its numbers.
+    if a trial is wrong. For bfloat16 the processor must have instructions for its numbers, and
+    where it has matrix units, heads must fill them.
     """
     target, region = host(), parallel_region()
     if target is None or region is None or group > TILE or scale <= 0:
         return None
-    method: PrefillMethod = "floats"
-    if dtype is torch.bfloat16:
-        if not target.rounds:
-            return None
-        method = _method(head_dim, target)
-    if head_dim % (2 * target.lanes if method == "pairs" else target.lanes):
+    method = _method(head_dim, target) if dtype is torch.bfloat16 else "floats"
+    if method is None or head_dim % (2 * target.lanes if method == "pairs" else target.lanes):
         return None
     return trusted_kernel(head_dim, group, scale, target, region, method)
 
 
-def _method(head_dim: int, target: Host) -> PrefillMethod:
-    """What is fastest for bfloat16 on this processor."""
-    if head_dim % UNIT_NUMBERS == 0 and matrix_units():
-        return "units"
+def _method(head_dim: int, target: Host) -> PrefillMethod | None:
+    """What is fastest for bfloat16 on this processor; None: torch's attention."""
+    if not target.rounds:
+        return None
+    if matrix_units():
+        # torch pads other heads to what fills a unit, which takes less time than vectors do.
+        return None if head_dim % UNIT_NUMBERS else "units"
     return "pairs" if pairs_are_fast(target) else "widened"
 
 
