@@ -11,6 +11,7 @@ from pathlib import Path
 __all__ = [
     "allowed_cores",
     "busy_seconds",
+    "cache_bytes",
     "cpu_model",
     "cpu_quota",
     "cpuinfo",
@@ -25,6 +26,8 @@ __all__ = [
 _FREE = (3, 4)
 #: The fields of the line that are summed: guests' time is part of others.
 _TIMES = 8
+#: Units of a cache's size.
+_UNITS = {"K": 1 << 10, "M": 1 << 20}
 #: A core is fast if it has at least this share of the fastest core's capacity.
 _FAST = 0.75
 
@@ -160,6 +163,20 @@ def _ratio(quota: str, period: str) -> float | None:
     if not quota.isdigit() or not period.strip().isdigit() or not int(period):
         return None
     return int(quota) / int(period)
+
+
+def cache_bytes(level: int, root: Path = Path("/")) -> int | None:
+    """Bytes of the first core's cache of this level, of data or of all; None where the system does
+    not say. `root` is the folder of `sys`."""
+    for about in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        kind, number, size = (
+            "".join(read_lines(about / name)) for name in ("type", "level", "size")
+        )
+        if number == str(level) and kind != "Instruction":
+            count, unit = size[:-1], size[-1:]
+            if count.isascii() and count.isdigit() and unit in _UNITS:
+                return int(count) * _UNITS[unit]
+    return None
 
 
 def read_lines(path: Path) -> list[str]:

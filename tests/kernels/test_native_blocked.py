@@ -21,7 +21,7 @@ from kernels.hosts import assembly_for_units
 from asyncinfer.kernels import onednn
 from asyncinfer.kernels.native import BLOCK_OUTPUTS, BlockedWeight, blocked
 from asyncinfer.kernels.native.blocked import BlockedKernel, blocked_kernel
-from asyncinfer.kernels.native.blocked_code import blocked_code, parts_of
+from asyncinfer.kernels.native.blocked_code import blocked_code, turns_of
 from asyncinfer.kernels.native.blocked_tiles_code import Method
 from asyncinfer.kernels.native.host import compiled, host
 from asyncinfer.kernels.native.team_code import CLAIMED, FREE, READY, STORING, team_code
@@ -139,6 +139,19 @@ def test_what_is_read_of_x_ends_where_it_does() -> None:
         assert (found.double() - right).abs().amax() <= 1e-2 * right.abs().amax()
 
 
+@pytest.mark.parametrize("inputs", [16, 512, 1280, 4096])
+@pytest.mark.parametrize("cache", [0, 2 << 20])
+@pytest.mark.parametrize("method", ["floats", "units"])
+def test_turns_of_as_many_rows_as_a_cache_holds(method: Method, cache: int, inputs: int) -> None:
+    turns = turns_of(method, cache)
+    number = 4 if method == "floats" else 2
+    for rows in (1, 96, 97, 252, 257, 300, 1024):
+        longest = -(-rows // turns.count(rows, inputs))
+        assert longest <= turns.most
+        fits = longest * number * inputs <= 1 << 20
+        assert longest <= 96 or (cache and fits)
+
+
 @contextmanager
 def memory_before_a_gap() -> Iterator[memoryview]:
     """A page of memory; a program that reads behind it is ended."""
@@ -161,18 +174,21 @@ class Shared:
         dtype = torch.float32 if method == "floats" else torch.bfloat16
         weight, self._kept, _ = laid_out((320, 512), dtype)
         self.outputs = onednn._block_outputs(dtype) or 0
-        self.turn = 96 if method == "floats" else 256
+        turns, cache = turns_of(method, 2 << 20), {"method": method, "cache_bytes": 2 << 20}
+        rows = turns.most + 5
+        # Two turns, which are about as long as each other.
+        self.turn = -(-rows // 2 // turns.step) * turns.step
         name = str(dtype).removeprefix("torch.")
-        text = functools.partial(blocked_code, name, here.lanes, self.outputs, method=method)
+        text = functools.partial(blocked_code, name, here.lanes, self.outputs, **cache)
         names, symbols = ("product_share",), {"GOMP_parallel": region}
         (address,) = compiled(f"share {method}", text, here, names, symbols)
         self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
-        rows, generator = self.turn + 5, torch.Generator().manual_seed(1)
+        generator = torch.Generator().manual_seed(1)
         self._x = torch.randn(rows, 512, generator=generator).to(dtype)
         self.right = (self._x.double() @ weight.double().T).to(dtype)
         self.y = torch.zeros(rows, 320, dtype=dtype)
-        self.states = np.full(parts_of(320 // self.outputs, rows, 512, method), FREE)
-        assert len(self.states) == 2 * 320 // self.outputs
+        assert turns.count(rows, 512) == 2
+        self.states = np.full(2 * 320 // self.outputs, FREE)
         block = 512 * self.outputs * dtype.itemsize
         places = (each.data_ptr() for each in (self._x, self.y))
         place = torch.ops.mkldnn.data_ptr(self._kept)

@@ -14,7 +14,7 @@ import torch
 from asyncinfer import EngineConfig, SyncEngine
 from asyncinfer.builtin import DRAFT_PATH
 from asyncinfer.kernels.threads import name_thread, set_thread_count
-from asyncinfer.machine import busy_seconds, running_threads
+from asyncinfer.machine import busy_seconds, cache_bytes, running_threads
 from asyncinfer.models import parse_config
 from asyncinfer.runner import device, open_runner, step_threads
 from asyncinfer.runner.step_threads import StepThreads
@@ -314,6 +314,24 @@ def test_threads_are_no_more_than_a_containers_share_and_the_fast_cores(
 
     in_thread(prepared)
     assert seen == [count]
+
+
+def test_what_the_system_says_of_caches(tmp_path: Path) -> None:
+    assert cache_bytes(2, tmp_path) is None
+    of_core = tmp_path / "sys/devices/system/cpu/cpu0/cache"
+    caches = [
+        ("Data", 1, "48K"),
+        ("Instruction", 1, "64K"),
+        ("Unified", 2, "2M"),
+        ("Unified", 3, ""),
+    ]
+    for index, about in enumerate(caches):
+        folder = of_core / f"index{index}"
+        folder.mkdir(parents=True)
+        for name, value in zip(("type", "level", "size"), about, strict=True):
+            (folder / name).write_text(f"{value}\n")
+    found = [cache_bytes(level, tmp_path) for level in (1, 2, 3, 4)]
+    assert found == [48 << 10, 2 << 20, None, None]
 
 
 def test_an_engine_answers_while_its_threads_change(monkeypatch: pytest.MonkeyPatch) -> None:

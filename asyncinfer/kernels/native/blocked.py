@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from asyncinfer.kernels.native.between import narrowed, widened
-from asyncinfer.kernels.native.blocked_code import FIELDS, blocked_code, parts_of
+from asyncinfer.kernels.native.blocked_code import FIELDS, blocked_code, turns_of
 from asyncinfer.kernels.native.blocked_tiles_code import Method
 from asyncinfer.kernels.native.calls import (
     ALWAYS,
@@ -43,7 +43,7 @@ class BlockedKernel:
     """The product with weights of one dtype. Each row is computed in the same order, whatever the
     others are and however many threads there are."""
 
-    __slots__ = ("_dtype", "_product", "method", "outputs")
+    __slots__ = ("_dtype", "_product", "_turns", "method", "outputs")
 
     def __init__(
         self, dtype: torch.dtype, outputs: int, target: Host, region: int, method: Method
@@ -56,7 +56,14 @@ class BlockedKernel:
         # Processors with matrix units, all of one maker, read ahead by themselves.
         streams = target.tiles
         sizes = self._dtype, target.lanes, outputs
-        text = functools.partial(blocked_code, *sizes, method=method, streams=streams)
+        self._turns = turns_of(method, target.cache_bytes)
+        text = functools.partial(
+            blocked_code,
+            *sizes,
+            method=method,
+            streams=streams,
+            cache_bytes=target.cache_bytes,
+        )
         what = f"blocked {sizes}, {method}{', streams' * streams}"
         about = what, text, target, region, {"product": FIELDS}
         self._product = native_functions(*about, "rows")["product"]
@@ -75,7 +82,7 @@ class BlockedKernel:
             *(outputs, inputs, block, x.shape[0], threads, 0, 0),
             shared_above=ALWAYS if shared else NEVER,
             most_rows=most_rows,
-            parts=parts_of(outputs // self.outputs, room_rows(x.shape[0]), inputs, self.method),
+            parts=outputs // self.outputs * self._turns.count(room_rows(x.shape[0]), inputs),
         )
         return narrowed(y, x.dtype)
 

@@ -18,32 +18,39 @@ from asyncinfer.kernels.native.blocked_tiles_code import (
     BlockedTiles,
     Method,
 )
-from asyncinfer.kernels.native.matrix_units_code import MOST_TURN, MatrixUnits, unit_turn
+from asyncinfer.kernels.native.matrix_registers_code import MOST_ROWS
+from asyncinfer.kernels.native.matrix_units_code import MatrixUnits
 from asyncinfer.kernels.native.team_code import CLAIMED, READY, STORING
+from asyncinfer.kernels.native.turns_code import Turns
 from asyncinfer.kernels.native.work_parts_code import WorkParts, part_state
 
-__all__ = ["FIELDS", "TILE_ROWS", "blocked_code", "parts_of"]
+__all__ = ["FIELDS", "TILE_ROWS", "blocked_code", "turns_of"]
 
 #: The arguments of a call, 64 bits each: addresses, sizes, and the counter that threads share.
 FIELDS = (
     *("weight", "x", "y", "outputs", "inputs", "block", "rows"),
     *("threads", "states", "next"),
 )
-#: Rows of x that a thread takes at a time: a multiple of a tile's, and few enough that threads end
-#: at about the same time.
-_TURN = 96
 #: Inputs after which sums go to memory, a multiple of 4; twice as many where one instruction
 #: multiplies two, which takes as long.
 _DEPTH = 64
 
 
-def parts_of(blocks: int, rows: int, inputs: int, method: Method) -> int:
-    """Parts of a product's work."""
-    return blocks * -(-rows // (unit_turn(inputs) if method == "units" else _TURN))
+def turns_of(method: Method, cache_bytes: int) -> Turns:
+    """The turns in which rows are multiplied. `cache_bytes`: of a second-level cache."""
+    return Turns(
+        MOST_ROWS if method == "units" else TILE_ROWS, 4 if method == "floats" else 2, cache_bytes
+    )
 
 
 def blocked_code(
-    dtype: str, lanes: int, outputs: int, *, method: Method = "floats", streams: bool = False
+    dtype: str,
+    lanes: int,
+    outputs: int,
+    *,
+    method: Method = "floats",
+    streams: bool = False,
+    cache_bytes: int = 0,
 ) -> str:
     """The assembly of `product(task)`, where `task` points to `FIELDS`, as int64.
 
@@ -52,21 +59,30 @@ def blocked_code(
     `[inputs / 2, outputs, 2]`, with the `outputs` of this function. The task's are a multiple of
     them, its `inputs` one of 4. `next` is 0.
 
-    `states` is 0, or the address of as many int64 as `parts_of` says, which are `FREE`. Several
-    threads may then compute one part of the work, of which one stores it, so that nobody waits for
-    a thread that is not running.
+    `states` is 0, or the address of an int64 for each block of each of the turns that `turns_of`
+    says, which are `FREE`. Several threads may then compute one part of the work, of which one
+    stores it, so that nobody waits for a thread that is not running.
 
     `method`: see there; x and y are bfloat16 but for "floats", and for "units" `inputs` is a
-    multiple of `UNIT_NUMBERS`. `streams`: see `BlockedTiles`."""
-    return _BlockedCode(dtype, lanes, outputs, method=method, streams=streams).text()
+    multiple of `UNIT_NUMBERS`. `streams`: see `BlockedTiles`;
+    `cache_bytes`: of a second-level cache."""
+    turns = turns_of(method, cache_bytes)
+    return _BlockedCode(dtype, lanes, outputs, turns, method=method, streams=streams).text()
 
 
 class _BlockedCode(BlockedTiles):
     def __init__(
-        self, dtype: str, lanes: int, outputs: int, *, method: Method, streams: bool
+        self,
+        dtype: str,
+        lanes: int,
+        outputs: int,
+        turns: Turns,
+        *,
+        method: Method,
+        streams: bool,
     ) -> None:
         super().__init__(dtype, lanes, outputs, FIELDS, method=method, streams=streams)
-        self._method = method
+        self._method, self._turns = method, turns
         self._units = MatrixUnits(self) if method == "units" else None
         #: Bytes of a number of x and of y.
         self._x_bytes = 4 if method == "floats" else 2
@@ -89,17 +105,14 @@ class _BlockedCode(BlockedTiles):
 
     def _turn(self, b: Any, task: Any) -> Any:
         """Rows of x that a thread takes at a time."""
-        if self._units is None:
-            return self.integer(_TURN)
-        return self._units.turn(b, self.field(b, task, "inputs"))
+        rows, inputs = (self.field(b, task, name) for name in ("rows", "inputs"))
+        return self._turns.rows(self, b, rows, inputs)
 
     def _room(self, b: Any) -> Any:
         """Room for a thread's sums of the most rows that it takes at a time, `[rows, outputs]`;
         behind them, where x is widened, for a few inputs of it `[rows, _DEPTH]`."""
         row_bytes = self.sum_bytes + (4 * _DEPTH if self._method == "widened" else 0)
-        kept = b.alloca(
-            self.ir.ArrayType(self.byte, (MOST_TURN if self._units else _TURN) * row_bytes)
-        )
+        kept = b.alloca(self.ir.ArrayType(self.byte, self._turns.most * row_bytes))
         kept.align = LINE
         # llvmlite's `alloca` gives a typed pointer. The detour makes it opaque.
         return b.inttoptr(b.ptrtoint(kept, self.i64), self.pointer)
@@ -189,7 +202,7 @@ class _BlockedCode(BlockedTiles):
             stride = x_bytes
             if widen is not None:
                 stride, halves = self.integer(4 * self._depth), columns
-                columns = self.at(b, kept, self.integer(_TURN * self.sum_bytes))
+                columns = self.at(b, kept, self.integer(self._turns.most * self.sum_bytes))
                 b.call(widen, [halves, columns, count, depth, x_bytes, stride])
             again = b.or_(more, kept_sums)
             bytes_of = b.select(again, self.integer(self.sum_bytes), y_bytes)

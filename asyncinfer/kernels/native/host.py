@@ -7,14 +7,14 @@ import functools
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
 from asyncinfer.kernels.native.kept_code import kept_code, source_hash
 from asyncinfer.kernels.native.threads import parallel_region
-from asyncinfer.machine import version
+from asyncinfer.machine import cache_bytes, version
 
 __all__ = ["NEEDED", "Host", "available", "compiled", "compiled_once", "host", "host_of"]
 
@@ -49,6 +49,8 @@ class Host:
     rounds: bool = False
     #: Whether it has units that multiply matrices of bfloat16 numbers (AMX).
     tiles: bool = False
+    #: Bytes of a core's second-level cache; 0 if the system does not say.
+    cache_bytes: int = 0
 
 
 @functools.cache
@@ -59,7 +61,8 @@ def host() -> Host | None:
         features = dict(binding.get_host_cpu_features())
     except (ImportError, OSError, RuntimeError):
         return None
-    return host_of(platform.machine(), features)
+    found = host_of(platform.machine(), features)
+    return found and replace(found, cache_bytes=cache_bytes(level=2) or 0)
 
 
 def available() -> bool:

@@ -7,7 +7,7 @@ row's sums depend on no other row, and are added up in the same order wherever t
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from asyncinfer.kernels.native.blocked_tiles_code import LINE, STREAM_AHEAD, BlockedTiles
 from asyncinfer.kernels.native.matrix_registers_code import (
@@ -18,24 +18,14 @@ from asyncinfer.kernels.native.matrix_registers_code import (
     MatrixRegisters,
 )
 
-__all__ = ["MOST_TURN", "MatrixUnits", "unit_turn"]
+__all__ = ["MatrixUnits"]
 
-#: The most rows of x that a thread takes at a time, the fewest, and the bytes of all others, which
-#: a core's second-level cache holds. W is read once for each such turn.
-MOST_TURN: Final = 256
-_LEAST_TURN, _TURN_BYTES = 96, 1 << 20
 #: Inputs whose weights are multiplied with all rows of a turn before the next ones. With two groups
 #: of rows of x, the nearest cache holds them.
 _DEPTH = 256
 #: Lines of later weights, and of results, that are prefetched with each `UNIT_NUMBERS` inputs: in
 #: `_DEPTH` inputs those of a group's results.
 _LINES = MOST_ROWS * UNIT_NUMBERS // _DEPTH
-
-
-def unit_turn(inputs: int) -> int:
-    """Rows of x that a thread takes at a time."""
-    rows = _TURN_BYTES // (2 * inputs) & -MOST_ROWS
-    return max(_LEAST_TURN, min(MOST_TURN, rows))
 
 
 class MatrixUnits:
@@ -45,14 +35,6 @@ class MatrixUnits:
         self._code = code
         self._registers = MatrixRegisters(code)
         self._few, self._many = (self._product(groups) for groups in (1, 2))
-
-    def turn(self, b: Any, inputs: Any) -> Any:
-        """`unit_turn`."""
-        c = self._code
-        rows = b.udiv(c.integer(_TURN_BYTES // 2), inputs)
-        rows = c.least(b, b.and_(rows, c.integer(-MOST_ROWS)), c.integer(MOST_TURN))
-        least = c.integer(_LEAST_TURN)
-        return b.select(b.icmp_signed("<", rows, least), least, rows)
 
     def block(self, b: Any, weights: tuple[Any, Any], places: tuple[Any, ...], *sizes: Any) -> None:
         """Write the products with all inputs to `into`, bfloat16. `weights` are this block and the

@@ -1,0 +1,58 @@
+"""How many rows of x a thread multiplies at a time by a block of W.
+
+A weight is read once for each such turn, so a turn has as many rows as a core's second-level cache
+holds beside all else. Turns of a product are about as long as each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from asyncinfer.kernels.native.assembly import Assembly
+
+__all__ = ["Turns"]
+
+#: The fewest rows of a turn where there are more, and the most.
+_LEAST, _MOST = 96, 256
+#: Bytes of x that a turn has at most beyond the fewest rows, and the second-level cache that it
+#: takes for them. Smaller caches were not measured.
+_BYTES: Final = 1 << 20
+_CACHE_BYTES: Final = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns of products with `number_bytes` bytes of a number of x. A turn's rows are a
+    multiple of `step`, which divides the fewest. `cache_bytes`: of a core's second-level cache."""
+
+    step: int
+    number_bytes: int
+    cache_bytes: int
+
+    @property
+    def most(self) -> int:
+        """The most rows of a turn."""
+        return _MOST // self.step * self.step if self._numbers else _LEAST
+
+    def count(self, rows: int, inputs: int) -> int:
+        """Turns of a product with so many rows of x."""
+        most = max(_LEAST, min(self.most, self._numbers // inputs))
+        return -(-rows // (most // self.step * self.step))
+
+    def rows(self, a: Assembly, b: Any, rows: Any, inputs: Any) -> Any:
+        """Emit how many rows a turn has, of so many rows of x."""
+        step, one = a.integer(self.step), a.integer(1)
+        most = a.integer(_LEAST)
+        if self._numbers:
+            fitting = a.least(b, b.udiv(a.integer(self._numbers), inputs), a.integer(self.most))
+            most = b.select(b.icmp_signed("<", fitting, most), most, fitting)
+            most = b.mul(b.udiv(most, step), step)
+        turns = b.udiv(b.sub(b.add(rows, most), one), most)
+        each = b.udiv(b.sub(b.add(rows, turns), one), turns)
+        return b.mul(b.udiv(b.add(each, a.integer(self.step - 1)), step), step)
+
+    @property
+    def _numbers(self) -> int:
+        """Numbers of x that the cache holds; 0 where that is not known."""
+        return _BYTES // self.number_bytes if self.cache_bytes >= _CACHE_BYTES else 0
