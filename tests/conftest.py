@@ -5,8 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Callable, Generator
 from typing import Any
+
+from platformdirs import user_cache_path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores. Before anything reads it; programs that tests start inherit it.
@@ -14,6 +18,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # What commands take without --model: tests need no network. Programs that tests start inherit it.
 os.environ["ASYNCINFER_MODEL"] = "embedded"
+
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # What earlier runs kept must not decide a test, nor tests fill the user's folder; models that
+    # the user has pulled are there. Workers and programs that tests start inherit it.
+    models = user_cache_path("asyncinfer") / "models"
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="asyncinfer-tests-")
+    own = user_cache_path("asyncinfer", ensure_exists=True) / "models"
+    # Not every system's folder depends on it.
+    if own != models:
+        own.symlink_to(models)
 
 import anyio
 
@@ -58,6 +72,8 @@ def report(record_property: Callable[[str, object], None]) -> Callable[[str], No
 
 def pytest_configure(config: pytest.Config) -> None:
     check_workers(config.option.markexpr, len(config.getoption("tx", ())))
+    if not hasattr(config, "workerinput"):
+        config.add_cleanup(lambda: shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from kernels.emulated_bfloat16 import emulate_bfloat16
 from kernels.hosts import assembly_for_units, host_without
 
 from asyncinfer.kernels.native import prefill as module
 from asyncinfer.kernels.native import prefill_kernel
-from asyncinfer.kernels.native.blocked import matrix_units
 from asyncinfer.kernels.native.host import Host, host, host_of
 from asyncinfer.kernels.native.prefill import PrefillKernel, PrefillMethod, is_right
 from asyncinfer.kernels.native.prefill_code import prefill_code
@@ -25,19 +25,16 @@ pytestmark = pytest.mark.skipif(prefill_kernel(64, 1, 1.0) is None, reason="no k
 KV_HEADS, SCALE = 2, 0.3
 
 
-def has_halves() -> bool:
-    """Whether the processor has instructions for bfloat16 numbers."""
-    here = host()
-    return here is not None and here.rounds
-
-
-needs_units = pytest.mark.skipif(not matrix_units(), reason="no matrix units")
-needs_halves = pytest.mark.skipif(not has_halves(), reason="no instructions for bfloat16")
-HALVES = [
-    *(pytest.param(method, marks=needs_halves) for method in ("pairs", "widened")),
-    pytest.param("units", marks=needs_units),
-]
+HALVES = ["pairs", "widened", "units"]
 METHODS = ["floats", *HALVES]
+
+
+@pytest.fixture(autouse=True)
+def bfloat16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of other methods than "floats" run on processors without their instructions, too."""
+    given = getattr(request.node, "callspec", None)
+    if given is not None and given.params.get("method", "floats") in HALVES:
+        emulate_bfloat16(monkeypatch)
 
 
 @dataclass
@@ -122,8 +119,8 @@ def test_tokens_in_bfloat16(head_dim: int, group: int, method: PrefillMethod) ->
         torch.testing.assert_close(found.double(), right, rtol=2**-7, atol=2**-7)
 
 
-@needs_halves
-def test_widened_heads_that_are_no_multiple_of_pairs() -> None:
+def test_widened_heads_that_are_no_multiple_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate_bfloat16(monkeypatch)
     kernel = kernel_for(80, 2, method="widened")
     given = prompt(70, 451, 80, 2, dtype=torch.bfloat16)
     found = given.attend(kernel).double()
@@ -164,16 +161,13 @@ def test_strided_heads_and_large_scores(method: PrefillMethod) -> None:
     assert torch.equal(given.attend(kernel), whole)
 
 
-def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    methods: list[PrefillMethod] = ["floats"]
-    if has_halves():
-        methods += ["pairs", "widened"]
-    if matrix_units():
-        methods.append("units")
-    for method in methods:
-        kernel, dtype = kernel_for(64, 1, method=method), dtype_of(method)
-        assert is_right(kernel, 64, 1, SCALE, dtype)
-        assert not is_right(kernel, 64, 1, 1.1 * SCALE, dtype)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_kernel_that_is_wrong_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, method: PrefillMethod
+) -> None:
+    kernel, dtype = kernel_for(64, 1, method=method), dtype_of(method)
+    assert is_right(kernel, 64, 1, SCALE, dtype)
+    assert not is_right(kernel, 64, 1, 1.1 * SCALE, dtype)
     monkeypatch.setattr(module, "is_right", lambda *_: False)
     assert prefill_kernel(64, 1, 0.77) is None
 
@@ -218,7 +212,6 @@ def test_the_method_that_is_fastest_is_taken(
 
 
 def test_code_for_matrix_units_is_compiled() -> None:
-    """Its results are compared where the processor has them."""
     made = assembly_for_units(units_code(64, 3, 16, SCALE))
     # Two parts of a head for scores, and two for sums of values, each of four registers.
     assert made.count("tdpbf16ps") == 16
