@@ -178,6 +178,25 @@ def test_turns_of_as_many_rows_as_a_cache_holds(method: Method, cache: int, inpu
         assert longest <= 96 or (cache and fits)
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(512, 64), (84, 128)])
+def test_the_size_of_caches_changes_no_bit(inputs: int, outputs: int) -> None:
+    here, region = host(), parallel_region()
+    assert here is not None
+    assert region is not None
+    weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(2))
+    laid = in_blocks(weight, 64)
+    x = torch.randn(257, inputs, generator=torch.Generator().manual_seed(1))
+    found = []
+    for cache in (0, 2 << 20):
+        target = replace(here, cache_bytes=cache)
+        kernel = BlockedKernel(torch.float32, 64, target, region, "floats")
+        sizes = outputs, inputs, kernel.block_bytes(inputs)
+        found.append(kernel(x, laid.data_ptr(), *sizes, most_rows=1 << 62))
+    right = x.double() @ weight.double().T
+    torch.testing.assert_close(found[0].double(), right, rtol=1e-4, atol=1e-4)
+    assert torch.equal(*found)
+
+
 @contextmanager
 def memory_before_a_gap() -> Iterator[memoryview]:
     """A page of memory; a program that reads behind it is ended."""

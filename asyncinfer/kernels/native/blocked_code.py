@@ -32,7 +32,7 @@ FIELDS = (
     *("threads", "states", "next"),
 )
 #: Inputs after which sums go to memory, a multiple of 4; twice as many where one instruction
-#: multiplies two, which takes as long.
+#: multiplies two, which takes as long, and where caches are large.
 _DEPTH = 64
 
 
@@ -86,7 +86,8 @@ class _BlockedCode(BlockedTiles):
         self._units = MatrixUnits(self) if method == "units" else None
         #: Bytes of a number of x and of y.
         self._x_bytes = 4 if method == "floats" else 2
-        self._depth = 2 * _DEPTH if method == "pairs" else _DEPTH
+        depths = {"floats": turns.depth(_DEPTH), "pairs": 2 * _DEPTH}
+        self._depth = depths.get(method, _DEPTH)
         self._ahead = STREAM_AHEAD if streams else self._depth * self.input_bytes
 
     def text(self) -> str:
@@ -196,8 +197,10 @@ class _BlockedCode(BlockedTiles):
             depth = self.least(b, self.integer(self._depth), b.sub(inputs, start))
             numbers = self.at(b, own, b.mul(start, self.integer(self.input_bytes)))
             more = b.icmp_signed("<", b.add(start, self.integer(self._depth)), inputs)
-            on = self.at(b, numbers, self.integer(self._ahead))
-            ahead = b.select(more, on, coming)
+            chunk, of_tile = self._depth * self.input_bytes, self.shared_bytes(self._depth)
+            alone = b.icmp_signed("<=", count, self.integer(TILE_ROWS))
+            on = b.select(alone, self.integer(self._ahead), self.integer(chunk))
+            ahead = b.select(more, self.at(b, numbers, on), coming)
             columns = self.at(b, ours, b.mul(start, self.integer(self._x_bytes)))
             stride = x_bytes
             if widen is not None:
@@ -217,9 +220,15 @@ class _BlockedCode(BlockedTiles):
                     b.select(again, old, self.at(b, into, b.mul(number, y_bytes))),
                 )
                 several = self.least(b, self.integer(TILE_ROWS), left)
+                # Of the next weights each tile prefetches others.
+                tile_number = b.udiv(row, self.integer(TILE_ROWS))
+                share = b.urem(tile_number, self.integer(chunk // of_tile))
+                fetched = self.at(b, ahead, b.mul(share, self.integer(of_tile)))
                 for size, tile in enumerate(tiles, 1):
                     with b.if_then(b.icmp_signed("==", several, self.integer(size))):
-                        b.call(tile, [numbers, ahead, *places, depth, stride, bytes_of, start])
+                        b.call(
+                            tile, [numbers, fetched, *places, depth, stride, bytes_of, start, alone]
+                        )
 
             self.each(b, self.integer(0), count, TILE_ROWS, group)
 

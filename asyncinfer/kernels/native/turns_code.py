@@ -35,6 +35,11 @@ class Turns:
         """The most rows of a turn."""
         return _MOST // self.step * self.step if self._numbers else _LEAST
 
+    def depth(self, least: int) -> int:
+        """Inputs whose weights are multiplied with all rows of a turn before the next ones: twice
+        as many as the `least` where the nearest cache is larger, too."""
+        return 2 * least if self._numbers else least
+
     def count(self, rows: int, inputs: int) -> int:
         """Turns of a product with so many rows of x."""
         most = max(_LEAST, min(self.most, self._numbers // inputs))
