@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernels.emulated_bfloat16 import compiled_or_emulated, emulate_bfloat16
-from kernels.hosts import assembly_for_units
+from kernels.hosts import assembly_for_units, host_with_lanes
 
 from asyncinfer.kernels import onednn
 from asyncinfer.kernels.native import BLOCK_OUTPUTS, BlockedWeight, blocked
@@ -178,23 +178,28 @@ def test_turns_of_as_many_rows_as_a_cache_holds(method: Method, cache: int, inpu
         assert longest <= 96 or (cache and fits)
 
 
+@pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize(("inputs", "outputs"), [(512, 64), (84, 128)])
-def test_the_size_of_caches_changes_no_bit(inputs: int, outputs: int) -> None:
-    here, region = host(), parallel_region()
-    assert here is not None
+def test_what_is_prefetched_and_kept_in_caches_changes_no_bit(
+    inputs: int, outputs: int, lanes: int
+) -> None:
+    here, region = host_with_lanes(lanes), parallel_region()
     assert region is not None
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(2))
     laid = in_blocks(weight, 64)
     x = torch.randn(257, inputs, generator=torch.Generator().manual_seed(1))
     found = []
-    for cache in (0, 2 << 20):
-        target = replace(here, cache_bytes=cache)
+    for cache, reads_ahead in itertools.product((0, 2 << 20), (False, True)):
+        target = replace(here, cache_bytes=cache, tiles=reads_ahead)
         kernel = BlockedKernel(torch.float32, 64, target, region, "floats")
         sizes = outputs, inputs, kernel.block_bytes(inputs)
-        found.append(kernel(x, laid.data_ptr(), *sizes, most_rows=1 << 62))
+        # Of one tile, of several that share what they prefetch, and of more than share it.
+        for rows in (6, 8, 20, 40, 257):
+            y = kernel(x[:rows], laid.data_ptr(), *sizes, most_rows=1 << 62)
+            found.append(y)
     right = x.double() @ weight.double().T
-    torch.testing.assert_close(found[0].double(), right, rtol=1e-4, atol=1e-4)
-    assert torch.equal(*found)
+    torch.testing.assert_close(found[-1].double(), right, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
 
 
 @contextmanager

@@ -191,15 +191,21 @@ class _BlockedCode(BlockedTiles):
         y_bytes = b.mul(outputs, self.integer(self._x_bytes))
         kept_sums = self._stores_sums(b, task)
         ours = self.at(b, x, b.mul(first, x_bytes))
+        halvings = self.integer(0)
+        for halved in range(1, self.most_halvings() + 1):
+            # Tiles that prefetch so little are this many at least.
+            enough = b.icmp_signed(">", count, self.integer(TILE_ROWS * ((1 << halved) - 1)))
+            halvings = b.select(enough, self.integer(halved), halvings)
+        others = b.sub(b.shl(self.integer(1), halvings), self.integer(1))
 
         def some(start: Any) -> None:
             """Add the products of `self._depth` inputs."""
             depth = self.least(b, self.integer(self._depth), b.sub(inputs, start))
             numbers = self.at(b, own, b.mul(start, self.integer(self.input_bytes)))
             more = b.icmp_signed("<", b.add(start, self.integer(self._depth)), inputs)
-            chunk, of_tile = self._depth * self.input_bytes, self.shared_bytes(self._depth)
-            alone = b.icmp_signed("<=", count, self.integer(TILE_ROWS))
-            on = b.select(alone, self.integer(self._ahead), self.integer(chunk))
+            chunk = self.integer(self._depth * self.input_bytes)
+            alone = b.icmp_signed("==", halvings, self.integer(0))
+            on = b.select(alone, self.integer(self._ahead), chunk)
             ahead = b.select(more, self.at(b, numbers, on), coming)
             columns = self.at(b, ours, b.mul(start, self.integer(self._x_bytes)))
             stride = x_bytes
@@ -221,13 +227,13 @@ class _BlockedCode(BlockedTiles):
                 )
                 several = self.least(b, self.integer(TILE_ROWS), left)
                 # Of the next weights each tile prefetches others.
-                tile_number = b.udiv(row, self.integer(TILE_ROWS))
-                share = b.urem(tile_number, self.integer(chunk // of_tile))
-                fetched = self.at(b, ahead, b.mul(share, self.integer(of_tile)))
+                share = b.and_(b.udiv(row, self.integer(TILE_ROWS)), others)
+                fetched = self.at(b, ahead, b.mul(share, b.lshr(chunk, halvings)))
                 for size, tile in enumerate(tiles, 1):
                     with b.if_then(b.icmp_signed("==", several, self.integer(size))):
                         b.call(
-                            tile, [numbers, fetched, *places, depth, stride, bytes_of, start, alone]
+                            tile,
+                            [numbers, fetched, *places, depth, stride, bytes_of, start, halvings],
                         )
 
             self.each(b, self.integer(0), count, TILE_ROWS, group)

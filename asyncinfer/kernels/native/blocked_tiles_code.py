@@ -8,6 +8,7 @@ of the next inputs are prefetched.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from asyncinfer.kernels.native.assembly import Assembly
@@ -25,8 +26,8 @@ TILE_ROWS = 6
 LINE = 64
 #: Inputs whose products are added between two branches.
 _TOGETHER = 4
-#: Where a processor reads ahead by itself, fewer prefetches keep it reading. On two cores of an
-#: Intel Xeon with AMX, weights came in at 18 GB/s so, and at 15 with one for each line.
+#: Where a processor reads ahead by itself, fewer prefetches keep it reading for a few rows. On two
+#: cores of an Intel Xeon with AMX, weights came in at 18 GB/s so, and at 15 with one for each line.
 _STREAM_EVERY = 256
 #: How many bytes ahead it prefetches there.
 STREAM_AHEAD = 4 << 10
@@ -62,16 +63,16 @@ class BlockedTiles(Assembly):
         self.sum_bytes = 4 * outputs
 
     def tile(self, rows: int) -> Any:
-        """`tile(w, ahead, x, old, y, inputs, x_bytes, y_bytes, before, alone)`: multiply `inputs`
-        of a block of W by `rows` rows of x, add `old`, the sums of the `before` inputs before, and
-        write the sums to y. The function prefetches as many bytes of `ahead` as it reads of `w` if
-        it is `alone`, and `shared_bytes` of them if tiles of other rows prefetch the rest. Products
-        of 1,024 rows took 1.12 times as long where each tile prefetched all."""
-        kinds = [self.pointer] * 5 + [self.i64] * 4 + [self.bit]
+        """`tile(w, ahead, x, old, y, inputs, x_bytes, y_bytes, before, halvings)`: multiply
+        `inputs` of a block of W by `rows` rows of x, add `old`, the sums of the `before` inputs
+        before, and write the sums to y. The function prefetches as much of `ahead` as it reads of
+        `w`, halved so often, at most `most_halvings` times. Tiles of other rows prefetch the rest:
+        where each prefetched all, 1,024 rows took 1.12 times as long."""
+        kinds = [self.pointer] * 5 + [self.i64] * 5
         function, b = self.begin(f"tile_{rows}", *kinds)
         # A copy in each caller would take long to compile.
         function.attributes.add("noinline")
-        weight, ahead, x, old, y, inputs, x_bytes, y_bytes, before, alone = function.args
+        weight, ahead, x, old, y, inputs, x_bytes, y_bytes, before, halvings = function.args
         theirs = [self.at(b, x, b.mul(x_bytes, self.integer(row))) for row in range(rows)]
         kept = [self.at(b, old, self.integer(self.sum_bytes * row)) for row in range(rows)]
         into = [self.at(b, y, b.mul(y_bytes, self.integer(row))) for row in range(rows)]
@@ -83,23 +84,26 @@ class BlockedTiles(Assembly):
             """Compute `width` outputs from `start` on."""
             # Two inputs of a bfloat16 weight lie side by side.
             ours = self.at(b, weight, b.mul(start, self.integer(4)))
-            # Of what is prefetched each part has as much as of the outputs.
-            earlier = b.mul(start, inputs)
-            whole = b.mul(earlier, self.integer(self.input_bytes // self.outputs))
-            some = b.udiv(b.mul(earlier, self.integer(LINE // _TOGETHER)), self.integer(width))
-            coming = self.at(b, ahead, b.select(alone, whole, some))
+            # Each part prefetches as much as it reads, halved.
+            share = b.mul(start, b.mul(inputs, self.integer(self.input_bytes // self.outputs)))
+            coming = self.at(b, ahead, b.lshr(share, halvings))
 
             def prefetch(b: Any, first: Any) -> None:
                 """Prefetch what is due while the inputs from `first` on are multiplied."""
                 read = width * self.input_bytes // self.outputs
-                with b.if_else(alone) as (all_lines, one):
-                    with all_lines:
-                        place = self.at(b, coming, b.mul(first, self.integer(read)))
+                place = b.lshr(b.mul(first, self.integer(read)), halvings)
+                place = self.at(b, coming, place)
+                lines = range(0, _TOGETHER * read, LINE)
+                if self.fetch_every == LINE:
+                    self._fetch_halved(b, place, lines, halvings)
+                    return
+                with b.if_else(b.icmp_signed("==", halvings, self.integer(0))) as (all_, halved):
+                    with all_:
                         for line in range(0, _TOGETHER * read, self.fetch_every):
                             self.fetch(b, self.at(b, place, self.integer(line)), near=False)
-                    with one:
-                        line = b.mul(first, self.integer(LINE // _TOGETHER))
-                        self.fetch(b, self.at(b, coming, line), near=False)
+                    with halved:
+                        less = b.sub(halvings, self.integer(1))
+                        self._fetch_halved(b, place, lines[: len(lines) // 2], less)
 
             def pair(b: Any, first: Any, sums: Sequence[Any]) -> Sequence[Any]:
                 """Add the products of two inputs."""
@@ -134,10 +138,21 @@ class BlockedTiles(Assembly):
         b.ret_void()
         return function
 
-    def shared_bytes(self, inputs: int) -> int:
-        """Bytes that a tile of `TILE_ROWS` rows prefetches where it is not alone: a line for each
-        part of its outputs and each few inputs."""
-        return self.outputs // self._width(TILE_ROWS) * inputs // _TOGETHER * LINE
+    def most_halvings(self) -> int:
+        """How often what a tile of `TILE_ROWS` rows prefetches can be halved: down to a line for
+        each few inputs."""
+        read = self._width(TILE_ROWS) * self.input_bytes // self.outputs
+        return (_TOGETHER * read // LINE).bit_length() - 1
+
+    def _fetch_halved(self, b: Any, place: Any, lines: range, halvings: Any) -> None:
+        """Prefetch these lines of a power of two, which is halved so often."""
+        self.fetch(b, place, near=False)
+        with ExitStack() as inside:
+            for most in reversed(range(len(lines).bit_length() - 1)):
+                enough = b.icmp_signed("<=", halvings, self.integer(most))
+                inside.enter_context(b.if_then(enough))
+                for line in lines[len(lines) >> most + 1 : len(lines) >> most]:
+                    self.fetch(b, self.at(b, place, self.integer(line)), near=False)
 
     def wide_rows(self) -> Any:
         """`wide_rows(x, into, rows, inputs, x_bytes, into_bytes)`: write `inputs` numbers of each
