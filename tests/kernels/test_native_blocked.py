@@ -202,6 +202,34 @@ def test_what_is_prefetched_and_kept_in_caches_changes_no_bit(
     assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
 
 
+@pytest.mark.parametrize("rows", [1, 6, 8, 16, 20, 40, 96])
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_tiles_prefetch_the_next_weights_together(lanes: int, rows: int) -> None:
+    here, region = host_with_lanes(lanes), parallel_region()
+    assert region is not None
+    inputs = 512
+    fetched: list[int] = []
+    record = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int] * 3)(
+        lambda place, *_: fetched.append(place)
+    )
+    symbols = {"GOMP_parallel": region, "recorded": ctypes.cast(record, ctypes.c_void_p).value or 0}
+
+    def text() -> str:
+        return blocked_code("float32", lanes, 64).replace("llvm.prefetch.p0", "recorded")
+
+    (address,) = compiled(f"recorded, {lanes}", text, here, ("product_share",), symbols)
+    weight, x, y = torch.zeros(inputs, 64), torch.zeros(rows, inputs), torch.zeros(rows, 64)
+    begin = weight.data_ptr()
+    places = (each.data_ptr() for each in (weight, x, y))
+    task = np.array([*places, 64, inputs, weight.nbytes, rows, 1, 0, 0])
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(task.ctypes.data)
+    # The first weights of the next block, which is this one, are fetched with the last ones.
+    lines = {(place - begin) // 64 for place in fetched}
+    assert lines == set(range(weight.nbytes // 64))
+    # The last tile may fetch more than its share, and one of narrow vectors fetches a fourth.
+    assert len(fetched) <= (2.5 if lanes == 16 else 4) * len(lines)
+
+
 @contextmanager
 def memory_before_a_gap() -> Iterator[memoryview]:
     """A page of memory; a program that reads behind it is ended."""
@@ -311,7 +339,7 @@ def test_a_part_that_is_stored_by_another_thread_is_waited_for(shared: Shared) -
             shared.y[part] = shared.right[part]
             assert not run.done()
         finally:
-            # It would wait for ever, and the pool for it.
+            # The thread would wait for ever, and the pool for the thread.
             shared.states[4] = READY
         run.result(timeout=60)
     assert shared.is_right().all()

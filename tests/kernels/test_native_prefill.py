@@ -184,7 +184,7 @@ def test_what_there_is_no_code_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("about", "method"),
+    ("about", "fastest"),
     [
         ({}, "widened"),
         ({"fast": True}, "pairs"),
@@ -196,7 +196,7 @@ def test_what_there_is_no_code_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_method_that_is_fastest_is_taken(
-    about: dict[str, Any], method: PrefillMethod | None, monkeypatch: pytest.MonkeyPatch
+    about: dict[str, Any], fastest: PrefillMethod | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = host()
     assert here is not None
@@ -208,7 +208,7 @@ def test_the_method_that_is_fastest_is_taken(
     monkeypatch.setattr(module, "trusted_kernel", lambda *given: taken.append(given[-1]))
     dtype = about.get("dtype", torch.bfloat16)
     prefill_kernel.__wrapped__(about.get("head_dim", 64), 1, 1.0, dtype)
-    assert taken == ([] if method is None else [method])
+    assert taken == ([] if fastest is None else [fastest])
 
 
 def test_code_for_matrix_units_is_compiled() -> None:

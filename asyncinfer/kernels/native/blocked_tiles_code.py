@@ -24,7 +24,7 @@ Method = Literal["floats", "widened", "pairs", "units"]
 TILE_ROWS = 6
 #: Bytes of a line of a cache.
 LINE = 64
-#: Inputs whose products are added between two branches.
+#: Inputs whose products a tile's loop adds at a time.
 _TOGETHER = 4
 #: Where a processor reads ahead by itself, fewer prefetches keep it reading for a few rows. On two
 #: cores of an Intel Xeon with AMX, weights came in at 18 GB/s so, and at 15 with one for each line.

@@ -37,7 +37,7 @@ class Turns:
 
     def depth(self, least: int) -> int:
         """Inputs whose weights are multiplied with all rows of a turn before the next ones: twice
-        as many as the `least` where the nearest cache is larger, too."""
+        as many as the `least` with a second-level cache of `_CACHE_BYTES`."""
         return 2 * least if self._numbers else least
 
     def count(self, rows: int, inputs: int) -> int:
