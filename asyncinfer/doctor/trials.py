@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from asyncinfer.kernels import native, onednn
 from asyncinfer.machine import cpuinfo
-from asyncinfer.quantization import PackedRows, QuantisedWeight
+from asyncinfer.quantization import PackedRows, QuantisedWeight, make_linear
 
 __all__ = ["Trial", "trials"]
 
@@ -48,7 +49,7 @@ def trials() -> Iterator[Trial]:
     for bits in (4, 8):
         yield _packed(bits)
     for dtype, allowed in ((torch.float32, _FLOAT32_ERROR), (torch.bfloat16, _BFLOAT16_ERROR)):
-        yield _onednn(dtype, allowed)
+        yield _floats(dtype, allowed)
 
 
 def _packed(bits: int) -> Trial:
@@ -88,16 +89,20 @@ def _weight(numbers: torch.Tensor, scales: torch.Tensor, bits: int) -> Quantised
     return QuantisedWeight(packed, scales, None, torch.float32)
 
 
-def _onednn(dtype: torch.dtype, allowed: float) -> Trial:
+def _floats(dtype: torch.dtype, allowed: float) -> Trial:
     short = str(dtype).removeprefix("torch.")
     name, instead = f"oneDNN's products in {short}", "torch's own products"
-    if not onednn.available(dtype):
-        return Trial(name=name, verdict="unsupported", instead=instead)
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(_OUTPUTS, _INPUTS, generator=generator).to(dtype)
-    laid_out = onednn.reorder(weight)
+    if onednn.native_is_faster(weight):
+        name = f"products in {short}, compiled for the processor"
+        product: Callable[[torch.Tensor], torch.Tensor] = make_linear(weight)
+    elif onednn.available(dtype):
+        product = partial(onednn.linear, weight=onednn.reorder(weight))
+    else:
+        return Trial(name=name, verdict="unsupported", instead=instead)
     errors = [
-        _error(onednn.linear(x, laid_out), x.double() @ weight.double().T)
+        _error(product(x), x.double() @ weight.double().T)
         for x in (torch.randn(count, _INPUTS, generator=generator).to(dtype) for count in _ROWS)
     ]
     return _judged(name, errors, allowed, instead)

@@ -17,7 +17,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from asyncinfer.kernels.native import BLOCK_OUTPUTS, BlockedWeight
+from asyncinfer.kernels.native import (
+    BLOCK_OUTPUTS,
+    BlockedWeight,
+    in_blocks,
+    own_blocks_work,
+    read_own_blocks,
+)
 from asyncinfer.kernels.onednn_memory import first_numbers, place_of
 from asyncinfer.kernels.threads import set_thread_count
 
@@ -27,6 +33,8 @@ __all__ = [
     "linear",
     "mkl_is_fast",
     "mkl_keeps_up",
+    "multiplies_bfloat16",
+    "native_is_faster",
     "read_blocked",
     "reorder",
     "reorder_is_faster",
@@ -141,17 +149,42 @@ def _native_rows(dtype: torch.dtype) -> int:
     milliseconds on one thread."""
     weight = reorder(torch.ones(_SIDES, dtype=dtype))
     native = _read(weight, _SIDES, _NO_END)
-    if dtype is torch.bfloat16 and (native is None or native.method == "floats"):
-        # oneDNN has the processor's instructions for products of bfloat16 numbers.
+    if native is None or not _wins(native, weight, _SOME):
         return _FEW
+    return _NO_END if _wins(native, weight, 2 * _MANY) else _MANY
 
-    def wins(rows: int) -> bool:
-        x = torch.ones(rows, _SIDES[1], dtype=dtype)
-        return native is not None and _faster(lambda: native(x), lambda: linear(x, weight), _TIE)
 
-    if not wins(_SOME):
-        return _FEW
-    return _NO_END if wins(2 * _MANY) else _MANY
+def _wins(native: BlockedWeight, weight: torch.Tensor, rows: int) -> bool:
+    """Whether native code is about as fast as oneDNN, for a weight of `_SIDES` and so many rows."""
+    x = torch.ones(rows, _SIDES[1], dtype=weight.dtype)
+    return _faster(lambda: native(x), lambda: linear(x, weight), _TIE)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has a product of bfloat16 numbers besides torch's, which is slow."""
+    return available(torch.bfloat16) or own_blocks_work(torch.bfloat16, _SIDES[1])
+
+
+def native_is_faster(weight: torch.Tensor) -> bool:
+    """Whether native code multiplies a CPU's `weight` `[out, in]` faster in blocks of its own than
+    oneDNN or torch does: bfloat16, on processors without instructions for it."""
+    dtype = weight.dtype
+    if dtype is not torch.bfloat16 or not own_blocks_work(dtype, weight.shape[1]):
+        return False
+    return not available(dtype) or _own_blocks_win()
+
+
+@functools.cache
+def _own_blocks_win() -> bool:
+    """Whether native code is faster in blocks of its own than oneDNN for bfloat16. The first call
+    measures, which takes some milliseconds on one thread."""
+    if _block_outputs(torch.bfloat16) is not None:
+        # It reads those of oneDNN.
+        return False
+    plain = torch.ones(_SIDES, dtype=torch.bfloat16)
+    blocks, weight = in_blocks(plain).view(torch.uint8), reorder(plain)
+    native = read_own_blocks(blocks, _SIDES, plain.dtype)
+    return native is not None and all(_wins(native, weight, rows) for rows in (_SOME, 2 * _MANY))
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from asyncinfer.quantization.linear import (
     hold,
     make_linear,
 )
+from asyncinfer.quantization.native_weight import NativeWeight
 from asyncinfer.quantization.packed import PackedRows, held_for_rows
 from asyncinfer.quantization.packed_weight import PackedWeight, as_tensor
 from asyncinfer.quantization.reordered import ReorderedWeight
@@ -24,6 +25,7 @@ __all__ = [
     "HeldWeight",
     "LaidWeight",
     "Linear",
+    "NativeWeight",
     "PackedRows",
     "PackedWeight",
     "QuantisedWeight",

@@ -9,9 +9,17 @@ from asyncinfer.kernels import onednn, ops
 from asyncinfer.kernels.dispatch import has_triton_kernel
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.kernels.native import add_
+from asyncinfer.quantization.native_weight import NativeWeight
 from asyncinfer.quantization.reordered import ReorderedWeight
 
-__all__ = ["CudaLinear", "DenseLinear", "OneDnnLinear", "dense", "has_fused_kernels"]
+__all__ = [
+    "CudaLinear",
+    "DenseLinear",
+    "NativeLinear",
+    "OneDnnLinear",
+    "dense",
+    "has_fused_kernels",
+]
 
 
 class DenseLinear:
@@ -44,6 +52,23 @@ class OneDnnLinear:
         if self._native is None or not 0 < x.shape[0] <= self._native.most_rows:
             return onednn.linear(x, self.weight, self.bias)
         y = self._native(x)
+        return y if self.bias is None else add_(y, self.bias)
+
+
+class NativeLinear:
+    """A CPU layer whose weight native code alone multiplies."""
+
+    __slots__ = ("bias", "held")
+
+    def __init__(self, weight: NativeWeight, bias: torch.Tensor | None) -> None:
+        self.held = weight
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = self.held.shape[0]
+        if not x.shape[0]:
+            return x.new_empty(0, outputs)
+        y = self.held.product(x)[:, :outputs]
         return y if self.bias is None else add_(y, self.bias)
 
 
@@ -146,10 +171,12 @@ def has_fused_kernels(weight: torch.Tensor) -> bool:
 
 def dense(
     weight: torch.Tensor, bias: torch.Tensor | None
-) -> DenseLinear | OneDnnLinear | CudaLinear:
+) -> DenseLinear | OneDnnLinear | NativeLinear | CudaLinear:
     """The layer for the weight's device and dtype."""
     if has_fused_kernels(weight):
         return CudaLinear(weight, bias)
+    if weight.device.type == "cpu" and onednn.native_is_faster(weight):
+        return NativeLinear(NativeWeight.of(weight), bias)
     if weight.device.type == "cpu" and onednn.reorder_is_faster(weight):
         return OneDnnLinear(ReorderedWeight.of(weight), bias)
     return DenseLinear(weight, bias)

@@ -10,10 +10,11 @@ import torch
 
 from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.cuda_packed import CudaPackedLinear, for_kernels
-from asyncinfer.quantization.dense import OneDnnLinear, dense
+from asyncinfer.quantization.dense import NativeLinear, OneDnnLinear, dense
 from asyncinfer.quantization.fp8 import CudaFp8Linear, fp8
 from asyncinfer.quantization.int4 import GROUPS, group_for, quantised_4_bits
 from asyncinfer.quantization.int8 import int8
+from asyncinfer.quantization.native_weight import NativeWeight
 from asyncinfer.quantization.packed import PackedLinear, PackedRows, StackedLinear, packed_linear
 from asyncinfer.quantization.packed_weight import PackedWeight
 from asyncinfer.quantization.reordered import ReorderedWeight
@@ -21,7 +22,7 @@ from asyncinfer.quantization.reordered import ReorderedWeight
 __all__ = ["STORAGE_LAYOUTS", "HeldWeight", "Linear", "LinearFormat", "hold", "make_linear"]
 
 #: A weight `[out, in]`, which a CPU's layer may have laid out.
-HeldWeight: TypeAlias = "torch.Tensor | PackedWeight | ReorderedWeight"
+HeldWeight: TypeAlias = "torch.Tensor | NativeWeight | PackedWeight | ReorderedWeight"
 
 
 class Linear(Protocol):
@@ -77,6 +78,8 @@ def make_linear(
     quantised numbers stay quantised on a CPU, and where a GPU's kernels support them."""
     if isinstance(weight, ReorderedWeight):
         return OneDnnLinear(weight, bias)
+    if isinstance(weight, NativeWeight):
+        return NativeLinear(weight, bias)
     if isinstance(weight, PackedWeight) and storage != "plain":
         weight = weight.dequantised()
     if isinstance(weight, torch.Tensor):
@@ -94,4 +97,6 @@ def hold(weight: torch.Tensor | PackedWeight, storage: str = "plain") -> HeldWei
     """`weight` as a CPU's layer of this storage holds it, of which `make_linear` makes a "plain"
     layer at once. `weight` itself if the layer lays nothing out, or converts it in each call."""
     layer = make_linear(weight, storage=storage)
-    return layer.held if isinstance(layer, OneDnnLinear | PackedLinear | StackedLinear) else weight
+    if isinstance(layer, NativeLinear | OneDnnLinear | PackedLinear | StackedLinear):
+        return layer.held
+    return weight

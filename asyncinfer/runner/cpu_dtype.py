@@ -44,7 +44,7 @@ def computes_in_bfloat16(
     if model.scheme is not None or config.weights != "plain" or config.deterministic:
         return False
     outputs, inputs = min(model.intermediate_size, _SIDE), min(model.hidden_size, _SIDE)
-    if outputs * inputs < _SMALLEST or not onednn.available(torch.bfloat16):
+    if outputs * inputs < _SMALLEST or not onednn.multiplies_bfloat16():
         return False
     if outputs * inputs < _SMALLEST_OF_TORCH and between_kernels(torch.bfloat16) is None:
         return False

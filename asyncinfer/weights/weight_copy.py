@@ -25,6 +25,7 @@ from asyncinfer.quantization import (
     BlockWeight,
     HeldWeight,
     LaidWeight,
+    NativeWeight,
     ReorderedWeight,
     StackedWeight,
 )
@@ -43,7 +44,7 @@ _MAPPED: Final = 16 * _PAGE
 #: Room for some hundred thousand weights.
 _MOST_HEADER_BYTES: Final = 64 << 20
 
-_Part: TypeAlias = "torch.Tensor | BlockWeight | LaidWeight | ReorderedWeight"
+_Part: TypeAlias = torch.Tensor | BlockWeight | LaidWeight | NativeWeight | ReorderedWeight
 
 
 class CopyFault(Exception):
@@ -166,6 +167,8 @@ def _made(memory: torch.Tensor, about: Mapping[str, Any]) -> _Part:
         case "reordered":
             layout = bytes.fromhex(about["layout"])
             return ReorderedWeight.at(memory, shape, dtype, layout, about["native"])
+        case "native":
+            return NativeWeight.at(memory, shape, dtype)
         case "laid":
             blocks = memory.view(shape)
             return LaidWeight(blocks, Layout(**about["layout"]), about["factor"], dtype)
@@ -188,7 +191,7 @@ def _parts(held: HeldWeight) -> Iterator[_Part]:
         for part in held.parts:
             yield from _parts(part)
     else:
-        assert isinstance(held, torch.Tensor | BlockWeight | LaidWeight | ReorderedWeight)
+        assert isinstance(held, _Part)
         yield held
 
 
@@ -202,6 +205,8 @@ def _described(part: _Part) -> dict[str, Any]:
     if isinstance(part, ReorderedWeight):
         layout, native = layout_of(part.tensor).hex(), part.native is not None
         return {**about, "kind": "reordered", "layout": layout, "native": native}
+    if isinstance(part, NativeWeight):
+        return {**about, "kind": "native"}
     if isinstance(part, LaidWeight):
         return {**about, "kind": "laid", "layout": asdict(part.layout), "factor": part.factor}
     if isinstance(part, BlockWeight):
@@ -215,6 +220,8 @@ def _content(part: _Part) -> memoryview:
         place = place_of(part.tensor)
         assert place is not None
         return memoryview((ctypes.c_char * place[1]).from_address(place[0])).cast("B")
+    if isinstance(part, NativeWeight):
+        return part.memory.numpy().data
     tensor = part.blocks if isinstance(part, BlockWeight | LaidWeight) else part
     return tensor.contiguous().flatten().view(torch.uint8).numpy().data
 

@@ -40,6 +40,7 @@ from asyncinfer.kernels.child_process import NoProcess
 from asyncinfer.kernels.figures import KernelFigures
 from asyncinfer.kernels.measured_cases import TuningShapes
 from asyncinfer.kernels.measuring import Measured
+from asyncinfer.kernels.native import BlockedWeight
 from asyncinfer.kernels.workspace import SPLIT_KEY, SPLITS
 from asyncinfer.models import parse_config
 from asyncinfer.quantization import PackedRows
@@ -168,17 +169,21 @@ def test_all_is_right_here() -> None:
 
 
 def test_a_product_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, exact = onednn.linear, PackedRows.product
+    right, exact, native = onednn.linear, PackedRows.product, BlockedWeight.__call__
 
-    def off(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-        y = right(x, *rest)
+    def off(x: torch.Tensor, **weight: Any) -> torch.Tensor:
+        y = right(x, **weight)
         y[-1, 5] *= 1.5
         return y
+
+    def blocked(self: BlockedWeight, x: torch.Tensor) -> torch.Tensor:
+        return native(self, x).roll(1, dims=1)
 
     def packed(self: PackedRows, x: torch.Tensor) -> torch.Tensor:
         return exact(self, x).roll(1, dims=1)
 
     monkeypatch.setattr(onednn, "linear", off)
+    monkeypatch.setattr(BlockedWeight, "__call__", blocked)
     monkeypatch.setattr(PackedRows, "product", packed)
     found = list(trials.trials())
     assert {trial.verdict for trial in found} <= {"wrong", "missing", "unsupported"}

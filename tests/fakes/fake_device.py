@@ -21,6 +21,7 @@ from fakes.fake_order import FakeEvent, FakeStream, Memories, StreamOrderError
 from fakes.weak_storage import Place, key_of, tensors_of
 
 from asyncinfer.attention import gathered, prefill
+from asyncinfer.kernels import onednn
 from asyncinfer.kernels.native import BlockedWeight, between
 
 __all__ = ["FakeDevice", "HiddenSyncError"]
@@ -89,6 +90,7 @@ class FakeDevice:
     def __enter__(self) -> FakeDevice:
         # A GPU has no native code, which no mode sees.
         self._patches.enter_context(patch.object(BlockedWeight, "most_rows", 0))
+        self._patches.enter_context(patch.object(onednn, "native_is_faster", lambda _: False))
         self._patches.enter_context(patch.object(between, "_kernels", lambda _: None))
         self._patches.enter_context(patch.object(gathered, "native_rows", lambda *_: None))
         self._patches.enter_context(patch.object(prefill, "native_prefill", lambda *_: None))

@@ -17,16 +17,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from kernels.emulated_bfloat16 import compiled_or_emulated, emulate_bfloat16
 from kernels.hosts import assembly_for_units, host_with_lanes
 
 from asyncinfer.kernels import onednn
-from asyncinfer.kernels.native import BLOCK_OUTPUTS, BlockedWeight, blocked
+from asyncinfer.kernels.native import (
+    BLOCK_OUTPUTS,
+    BlockedWeight,
+    blocked,
+    in_blocks,
+    own_blocks,
+    read_own_blocks,
+)
 from asyncinfer.kernels.native.blocked import BlockedKernel, blocked_kernel
 from asyncinfer.kernels.native.blocked_code import FIELDS, blocked_code, turns_of
 from asyncinfer.kernels.native.blocked_tiles_code import Method
-from asyncinfer.kernels.native.host import compiled, host
+from asyncinfer.kernels.native.host import Host, compiled, host
 from asyncinfer.kernels.native.team_code import CLAIMED, FREE, READY, STORING, team_code
 from asyncinfer.kernels.native.threads import parallel_region
 
@@ -56,21 +62,17 @@ def needs_matrix_units() -> None:
     needs_layout(torch.bfloat16)
 
 
-def in_blocks(weight: torch.Tensor, outputs: int) -> torch.Tensor:
-    """A weight `[out, in]` in blocks of so many outputs, see `blocked_code`."""
-    together = 1 if weight.dtype is torch.float32 else 2
-    # A block's inputs fill a line of a cache.
-    filled = F.pad(weight, (0, -weight.shape[1] % (16 * together)))
-    parts = filled.view(-1, outputs, filled.shape[1] // together, together)
-    return parts.transpose(1, 2).contiguous()
-
-
 def laid_out(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, BlockedWeight]:
-    """A weight, the same in oneDNN's layout, which has to be kept, and what reads it."""
-    needs_layout(dtype)
+    """A weight, the same as native code reads it, which has to be kept, and what does: in oneDNN's
+    layout where it has one, else in blocks of our own."""
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(shape[1])).to(dtype)
+    if not onednn.available(dtype) or onednn._block_outputs(dtype) is None:
+        blocks = in_blocks(weight).view(torch.uint8).flatten()
+        own = read_own_blocks(blocks, shape, dtype)
+        assert own is not None
+        return weight, blocks, own
     reordered = onednn.reorder(weight)
     found = onednn.blocked(reordered, shape)
     assert found is not None
@@ -124,8 +126,21 @@ def test_every_method_of_products_of_bfloat16(
     monkeypatch: pytest.MonkeyPatch, method: Method, inputs: int, outputs: int
 ) -> None:
     emulate_bfloat16(monkeypatch)
-    here, region = host(), parallel_region()
+    here = host()
     assert here is not None
+    compare_products(here, method, inputs, outputs)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("inputs", [512, 84])
+def test_widened_numbers_without_instructions_for_bfloat16(lanes: int, inputs: int) -> None:
+    compare_products(replace(host_with_lanes(lanes), rounds=False), "widened", inputs, 64)
+
+
+def compare_products(here: Host, method: Method, inputs: int, outputs: int) -> None:
+    """Compare products of bfloat16 numbers with those of float64, and rows by themselves with rows
+    among others."""
+    region = parallel_region()
     assert region is not None
     weight = torch.randn(320, inputs, generator=torch.Generator().manual_seed(2)).bfloat16()
     laid = in_blocks(weight, outputs)
@@ -143,14 +158,17 @@ def test_every_method_of_products_of_bfloat16(
     assert torch.equal(found[::10], torch.cat([product(row[None]) for row in x[::10]]))
     if method == "widened":
         # Sums of products that are not rounded, in the same order.
-        alike = BlockedKernel(torch.bfloat16, outputs, here, region, "floats")
-        sums = alike(x.float(), place, 320, inputs, alike.block_bytes(inputs), most_rows=1 << 62)
+        laid, alike = (
+            in_blocks(weight.float(), outputs),
+            BlockedKernel(torch.float32, outputs, here, region, "floats"),
+        )
+        sizes = 320, inputs, alike.block_bytes(inputs)
+        sums = alike(x.float(), laid.data_ptr(), *sizes, most_rows=1 << 62)
         assert torch.equal(found, sums.bfloat16())
 
 
-def test_what_is_read_of_x_ends_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_of_x_ends_where_it_does() -> None:
     """Its last row ends at the end of a page, behind which there is no memory."""
-    emulate_bfloat16(monkeypatch)
     here, region = host(), parallel_region()
     assert here is not None
     assert region is not None
@@ -167,9 +185,9 @@ def test_what_is_read_of_x_ends_where_it_does(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("inputs", [16, 512, 1280, 4096])
 @pytest.mark.parametrize("cache", [0, 2 << 20])
-@pytest.mark.parametrize("method", ["floats", "units"])
+@pytest.mark.parametrize("method", ["floats", "widened", "units"])
 def test_turns_of_as_many_rows_as_a_cache_holds(method: Method, cache: int, inputs: int) -> None:
-    turns = turns_of(method, cache)
+    turns = turns_of(method, 8, cache)
     number = 4 if method == "floats" else 2
     for rows in (1, 96, 97, 252, 257, 300, 1024):
         longest = -(-rows // turns.count(rows, inputs))
@@ -254,7 +272,7 @@ class Shared:
         weight = torch.randn(320, 512, generator=torch.Generator().manual_seed(2)).to(dtype)
         self._weight = in_blocks(weight, outputs)
         cache = 2 << 20
-        turns = turns_of(method, cache)
+        turns = turns_of(method, here.lanes, cache)
         rows = turns.most + 5
         # Two turns, which are about as long as each other.
         self.turn = -(-rows // 2 // turns.step) * turns.step
@@ -381,8 +399,11 @@ def test_a_layout_that_is_another_is_not_read(monkeypatch: pytest.MonkeyPatch) -
 def test_code_is_what_llvm_reads() -> None:
     from llvmlite import binding
 
-    for dtype, lanes in (("float32", 8), ("float32", 16), ("bfloat16", 16)):
-        binding.parse_assembly(blocked_code(dtype, lanes, 64)).verify()
+    for lanes in (8, 16):
+        binding.parse_assembly(blocked_code("float32", lanes, 64)).verify()
+    for rounds in (False, True):
+        text = blocked_code("bfloat16", 8, 64, method="widened", rounds=rounds)
+        binding.parse_assembly(text).verify()
     for method, outputs, streams in itertools.product(
         ("widened", "pairs"), (32, 64), (False, True)
     ):
@@ -426,7 +447,7 @@ def test_matrix_units_read_blocks_of_either_size(planned: int) -> None:
         ({"fast": True}, "pairs"),
         ({"units": True}, "units"),
         ({"units": True, "inputs": 80}, "widened"),
-        ({"rounds": False}, "floats"),
+        ({"rounds": False}, "widened"),
         ({"dtype": torch.float32, "units": True}, "floats"),
     ],
 )
@@ -487,13 +508,47 @@ def test_how_many_outputs_a_block_has_is_found_out(monkeypatch: pytest.MonkeyPat
 def test_native_code_has_as_many_rows_as_it_is_faster_for(
     dtype: torch.dtype, faster: list[bool], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, _kept, found = laid_out((64, 16), dtype)
+    needs_layout(dtype)
     left = [*faster]
     monkeypatch.setattr(onednn, "_faster", lambda *_: left.pop(0))
-    reads = dtype is torch.float32 or found.method != "floats"
-    # oneDNN has instructions for bfloat16 that other code may not have.
-    assert onednn._native_rows.__wrapped__(dtype) == (most if reads else 6)
-    assert not left or not reads
+    assert onednn._native_rows.__wrapped__(dtype) == most
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("about", "own"),
+    [
+        ({}, True),
+        ({"available": True}, True),
+        ({"available": True, "faster": [True, False]}, False),
+        ({"available": True, "faster": [False]}, False),
+        ({"available": True, "block": 64}, False),
+        ({"dtype": torch.float32}, False),
+        ({"inputs": 66}, False),
+        ({"wrong": True}, False),
+    ],
+)
+def test_blocks_of_our_own_are_for_bfloat16_that_onednn_is_slow_at(
+    monkeypatch: pytest.MonkeyPatch, about: dict[str, Any], own: bool
+) -> None:
+    left = [*about.get("faster", [True, True])]
+    monkeypatch.setattr(onednn, "_faster", lambda *_: left.pop(0))
+    monkeypatch.setattr(onednn, "available", lambda _: about.get("available", False))
+    monkeypatch.setattr(onednn, "_block_outputs", lambda _: about.get("block"))
+    monkeypatch.setattr(onednn, "reorder", lambda weight: weight)
+    monkeypatch.setattr(own_blocks, "_is_right", lambda _: not about.get("wrong", False))
+    onednn._own_blocks_win.cache_clear()
+    weight = torch.zeros(64, about.get("inputs", 64), dtype=about.get("dtype", torch.bfloat16))
+    assert onednn.native_is_faster(weight) is own
+    onednn._own_blocks_win.cache_clear()
+
+
+def test_a_product_in_blocks_of_our_own_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = blocked_kernel(torch.bfloat16, 64, 64)
+    assert own_blocks._is_right.__wrapped__(kernel)
+    right = BlockedKernel.__call__
+    monkeypatch.setattr(BlockedKernel, "__call__", lambda *given, **more: 2 * right(*given, **more))
+    assert not own_blocks._is_right.__wrapped__(kernel)
 
 
 def test_rows_that_no_cache_holds_are_multiplied_by_onednn() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kernels.emulated_bfloat16 import emulate_bfloat16
-from kernels.hosts import assembly_for_units, host_without
+from kernels.hosts import assembly_for_units, host_with_lanes, host_without
 
 from asyncinfer.kernels.native import prefill as module
 from asyncinfer.kernels.native import prefill_kernel
@@ -31,9 +31,9 @@ METHODS = ["floats", *HALVES]
 
 @pytest.fixture(autouse=True)
 def bfloat16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of other methods than "floats" run on processors without their instructions, too."""
+    """Tests of methods that take instructions run on processors without them, too."""
     given = getattr(request.node, "callspec", None)
-    if given is not None and given.params.get("method", "floats") in HALVES:
+    if given is not None and given.params.get("method", "floats") in ("pairs", "units"):
         emulate_bfloat16(monkeypatch)
 
 
@@ -119,9 +119,10 @@ def test_tokens_in_bfloat16(head_dim: int, group: int, method: PrefillMethod) ->
         torch.testing.assert_close(found.double(), right, rtol=2**-7, atol=2**-7)
 
 
-def test_widened_heads_that_are_no_multiple_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    emulate_bfloat16(monkeypatch)
-    kernel = kernel_for(80, 2, method="widened")
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_widened_heads_that_are_no_multiple_of_pairs(lanes: int) -> None:
+    """And rounded without an instruction for it."""
+    kernel = kernel_for(80, 2, replace(host_with_lanes(lanes), rounds=False), method="widened")
     given = prompt(70, 451, 80, 2, dtype=torch.bfloat16)
     found = given.attend(kernel).double()
     torch.testing.assert_close(found, given.right(), rtol=2**-8, atol=2**-8)
@@ -177,7 +178,8 @@ def test_what_there_is_no_code_for(monkeypatch: pytest.MonkeyPatch) -> None:
         assert prefill_kernel(*about) is None
     here = host()
     assert here is not None
-    monkeypatch.setattr(module, "host", lambda: replace(here, rounds=False))
+    arm64 = replace(here, rounds=False, features="+bf16,+neon")
+    monkeypatch.setattr(module, "host", lambda: arm64)
     assert prefill_kernel(64, 1, 0.78, torch.bfloat16) is None
     monkeypatch.setattr(module, "host", lambda: None)
     assert prefill_kernel(64, 1, 0.78) is None
@@ -191,7 +193,7 @@ def test_what_there_is_no_code_for(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"fast": True, "units": True}, "units"),
         ({"head_dim": 80}, "widened"),
         ({"units": True, "head_dim": 80}, None),
-        ({"rounds": False}, None),
+        ({"rounds": False}, "widened"),
         ({"dtype": torch.float32, "units": True}, "floats"),
     ],
 )

@@ -11,8 +11,21 @@ import torch
 import torch.nn.functional as F
 
 from asyncinfer.kernels import dispatch, onednn
-from asyncinfer.quantization import ReorderedWeight, make_linear
-from asyncinfer.quantization.dense import CudaLinear, DenseLinear, OneDnnLinear, has_fused_kernels
+from asyncinfer.kernels.native import own_blocks_work
+from asyncinfer.quantization import (
+    NativeWeight,
+    ReorderedWeight,
+    hold,
+    make_linear,
+    native_weight,
+)
+from asyncinfer.quantization.dense import (
+    CudaLinear,
+    DenseLinear,
+    NativeLinear,
+    OneDnnLinear,
+    has_fused_kernels,
+)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +103,36 @@ def test_small_weights_stay_with_an_mkl_that_is_at_home(
     layer = make_linear(weight.clone())
     assert type(layer) is expected
     torch.testing.assert_close(layer(x), x @ weight.T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(128, 64), (100, 36), (1, 8)])
+def test_bfloat16_in_blocks_of_our_own(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not own_blocks_work(torch.bfloat16, shape[1]):
+        pytest.skip("no kernel for this machine")
+    monkeypatch.setattr(onednn, "available", lambda _: False)
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, x = (
+        torch.randn(size, generator=generator).bfloat16()
+        for size in (shape, shape[:1], (9, shape[1]))
+    )
+    held = hold(weight)
+    assert isinstance(held, NativeWeight)
+    for added in (None, bias):
+        layer = make_linear(held, added)
+        assert isinstance(layer, NativeLinear)
+        for tokens in (0, 1, 9):
+            right = F.linear(x[:tokens].double(), weight.double(), bias.double() * (added is bias))
+            found = layer(x[:tokens])
+            assert found.dtype is torch.bfloat16
+            torch.testing.assert_close(found.double(), right, rtol=2e-2, atol=2e-2)
+
+
+def test_blocks_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_weight, "read_own_blocks", lambda *_: None)
+    with pytest.raises(RuntimeError, match="does not read"):
+        NativeWeight.at(torch.zeros(64, dtype=torch.uint8), (1, 2), torch.bfloat16)
 
 
 def test_unknown_format() -> None:

@@ -44,7 +44,7 @@ class Clock:
 def measured(monkeypatch: pytest.MonkeyPatch, *ratios: float) -> Clock:
     clock = Clock(*ratios)
     monkeypatch.setattr(cpu_dtype, "_ratios", clock)
-    monkeypatch.setattr(cpu_dtype.onednn, "available", lambda dtype: True)
+    monkeypatch.setattr(cpu_dtype.onednn, "multiplies_bfloat16", lambda: True)
     return clock
 
 
@@ -125,7 +125,7 @@ def test_what_is_small_quantised_or_exact_is_not_measured(
     # In a model of this size torch's operators between the products take too long.
     monkeypatch.setattr(cpu_dtype, "between_kernels", lambda dtype: None)
     assert not computes_in_bfloat16(replace(model, intermediate_size=2047), AUTO, tmp_path)
-    monkeypatch.setattr(cpu_dtype.onednn, "available", lambda dtype: False)
+    monkeypatch.setattr(cpu_dtype.onednn, "multiplies_bfloat16", lambda: False)
     assert not computes_in_bfloat16(model, AUTO, tmp_path)
     assert not clock.asked
 

@@ -13,6 +13,7 @@ from asyncinfer.kernels.native.host import NEEDED, available
 from asyncinfer.kernels.native.kept_code import source_hash
 from asyncinfer.kernels.native.laying import LayingKernels, laying_kernels
 from asyncinfer.kernels.native.lora import LoraKernel, lora_kernel
+from asyncinfer.kernels.native.own_blocks import in_blocks, own_blocks_work, read_own_blocks
 from asyncinfer.kernels.native.packed import packed_kernel
 from asyncinfer.kernels.native.packed_blocks import Layout
 from asyncinfer.kernels.native.prefill import PrefillKernel, prefill_kernel
@@ -38,11 +39,14 @@ __all__ = [
     "empty",
     "end_kernels",
     "head_norm",
+    "in_blocks",
     "kv_write",
     "laying_kernels",
     "lora_kernel",
+    "own_blocks_work",
     "packed_kernel",
     "prefill_kernel",
     "prepare_recording",
+    "read_own_blocks",
     "source_hash",
 ]

@@ -9,7 +9,6 @@ from typing import Final
 
 import torch
 
-from asyncinfer.kernels.native.between import narrowed, widened
 from asyncinfer.kernels.native.blocked_code import FIELDS, blocked_code, turns_of
 from asyncinfer.kernels.native.blocked_tiles_code import Method
 from asyncinfer.kernels.native.calls import (
@@ -56,12 +55,13 @@ class BlockedKernel:
         # Processors with matrix units, all of one maker, read ahead by themselves.
         streams = target.tiles
         sizes = self._dtype, target.lanes, outputs
-        self._turns = turns_of(method, target.cache_bytes)
+        self._turns = turns_of(method, target.lanes, target.cache_bytes)
         text = functools.partial(
             blocked_code,
             *sizes,
             method=method,
             streams=streams,
+            rounds=target.rounds,
             cache_bytes=target.cache_bytes,
         )
         what = f"blocked {sizes}, {method}{', streams' * streams}"
@@ -73,18 +73,18 @@ class BlockedKernel:
     ) -> torch.Tensor:
         """`x W^T` `[rows, outputs]`, of the dtype of `x` `[rows, inputs]`. `place`: the address of
         W's blocks of `block` bytes, see `blocked_code`; `most_rows`: see `BlockedWeight`."""
-        rows = (widened(x) if self.method == "floats" else x).contiguous()
-        y = empty(x.shape[0], outputs, dtype=rows.dtype)
+        x = x.contiguous()
+        y = empty(x.shape[0], outputs, dtype=x.dtype)
         shared = outputs * inputs > _SHARED
         threads = torch.get_num_threads() if shared else 1
         self._product(
-            *(place, rows.data_ptr(), y.data_ptr()),
+            *(place, x.data_ptr(), y.data_ptr()),
             *(outputs, inputs, block, x.shape[0], threads, 0, 0),
             shared_above=ALWAYS if shared else NEVER,
             most_rows=most_rows,
             parts=outputs // self.outputs * self._turns.count(room_rows(x.shape[0]), inputs),
         )
-        return narrowed(y, x.dtype)
+        return y
 
     def most_rows(self, inputs: int) -> int:
         """Rows up to which products with so many inputs are worth it."""
@@ -110,20 +110,20 @@ def matrix_units() -> bool:
 
 def blocked_kernel(dtype: torch.dtype, outputs: int, inputs: int) -> BlockedKernel | None:
     """The kernel for weights of this dtype with so many inputs, in blocks of so many outputs,
-    compiled by its first caller. None without `llvmlite`, for bfloat16 without AVX-512, and where
-    torch's threads cannot be used."""
+    compiled by its first caller. None without `llvmlite`, and where torch's threads cannot be
+    used."""
     target, region = host(), parallel_region()
     if target is None or region is None or str(dtype) not in _DTYPES:
-        return None
-    if dtype is torch.bfloat16 and target.lanes < 16:
         return None
     return _made(dtype, outputs, target, region, _method(dtype, inputs, target))
 
 
 def _method(dtype: torch.dtype, inputs: int, target: Host) -> Method:
     """What is fastest on this processor."""
-    if dtype is not torch.bfloat16 or not target.rounds:
+    if dtype is not torch.bfloat16:
         return "floats"
+    if not target.rounds:
+        return "widened"
     if inputs % UNIT_NUMBERS == 0 and matrix_units():
         return "units"
     return "pairs" if pairs_are_fast(target) else "widened"
@@ -137,7 +137,7 @@ def _made(
 
 
 class BlockedWeight:
-    """A weight in oneDNN's layout that the kernel reads where it lies."""
+    """A weight in blocks that the kernel reads where it lies."""
 
     __slots__ = ("_kernel", "_most_rows", "_place", "_sizes")
 

@@ -14,9 +14,9 @@ from typing import Any
 from asyncinfer.kernels.native.blocked_tiles_code import (
     LINE,
     STREAM_AHEAD,
-    TILE_ROWS,
     BlockedTiles,
     Method,
+    tile_rows,
 )
 from asyncinfer.kernels.native.matrix_registers_code import MOST_ROWS
 from asyncinfer.kernels.native.matrix_units_code import MatrixUnits
@@ -24,7 +24,7 @@ from asyncinfer.kernels.native.team_code import CLAIMED, READY, STORING
 from asyncinfer.kernels.native.turns_code import Turns
 from asyncinfer.kernels.native.work_parts_code import WorkParts, part_state
 
-__all__ = ["FIELDS", "TILE_ROWS", "blocked_code", "turns_of"]
+__all__ = ["FIELDS", "blocked_code", "turns_of"]
 
 #: The arguments of a call, 64 bits each: addresses, sizes, and the counter that threads share.
 FIELDS = (
@@ -36,11 +36,10 @@ FIELDS = (
 _DEPTH = 64
 
 
-def turns_of(method: Method, cache_bytes: int) -> Turns:
+def turns_of(method: Method, lanes: int, cache_bytes: int) -> Turns:
     """The turns in which rows are multiplied. `cache_bytes`: of a second-level cache."""
-    return Turns(
-        MOST_ROWS if method == "units" else TILE_ROWS, 4 if method == "floats" else 2, cache_bytes
-    )
+    step = MOST_ROWS if method == "units" else tile_rows(method, lanes)
+    return Turns(step, 4 if method == "floats" else 2, cache_bytes)
 
 
 def blocked_code(
@@ -50,6 +49,7 @@ def blocked_code(
     *,
     method: Method = "floats",
     streams: bool = False,
+    rounds: bool = True,
     cache_bytes: int = 0,
 ) -> str:
     """The assembly of `product(task)`, where `task` points to `FIELDS`, as int64.
@@ -64,10 +64,11 @@ def blocked_code(
     stores it, so that nobody waits for a thread that is not running.
 
     `method`: see there; x and y are bfloat16 but for "floats", and for "units" `inputs` is a
-    multiple of `UNIT_NUMBERS`. `streams`: see `BlockedTiles`;
+    multiple of `UNIT_NUMBERS`. `streams`: see `BlockedTiles`; `rounds`: see `Host`;
     `cache_bytes`: of a second-level cache."""
-    turns = turns_of(method, cache_bytes)
-    return _BlockedCode(dtype, lanes, outputs, turns, method=method, streams=streams).text()
+    turns = turns_of(method, lanes, cache_bytes)
+    about = dtype, lanes, outputs, turns
+    return _BlockedCode(*about, method=method, streams=streams, rounds=rounds).text()
 
 
 class _BlockedCode(BlockedTiles):
@@ -80,9 +81,10 @@ class _BlockedCode(BlockedTiles):
         *,
         method: Method,
         streams: bool,
+        rounds: bool,
     ) -> None:
         super().__init__(dtype, lanes, outputs, FIELDS, method=method, streams=streams)
-        self._method, self._turns = method, turns
+        self._method, self._turns, self._rounds = method, turns, rounds
         self._units = MatrixUnits(self) if method == "units" else None
         #: Bytes of a number of x and of y.
         self._x_bytes = 4 if method == "floats" else 2
@@ -91,7 +93,8 @@ class _BlockedCode(BlockedTiles):
         self._ahead = STREAM_AHEAD if streams else self._depth * self.input_bytes
 
     def text(self) -> str:
-        tiles = () if self._units else [self.tile(rows) for rows in range(1, TILE_ROWS + 1)]
+        sizes = () if self._units else range(1, self.tile_rows + 1)
+        tiles = [self.tile(rows) for rows in sizes]
         block = self._block(tiles)
         parts = WorkParts(self, self._parts, self._room, block, self._store())
         self.on_task("product", parts.work())
@@ -165,7 +168,7 @@ class _BlockedCode(BlockedTiles):
                 if self._x_bytes == 4 or are_rounded:
                     self.store(b, part, place, self.integer(at))
                 else:
-                    halves = self.rounded(b, part, at_once=True)
+                    halves = self.rounded(b, part, at_once=self._rounds)
                     b.store(halves, self.at(b, place, self.integer(2 * at)), align=2)
 
         with b.if_then(self._stores_sums(b, task)):
@@ -194,9 +197,13 @@ class _BlockedCode(BlockedTiles):
         halvings = self.integer(0)
         for halved in range(1, self.most_halvings() + 1):
             # Tiles that prefetch so little are this many at least.
-            enough = b.icmp_signed(">", count, self.integer(TILE_ROWS * ((1 << halved) - 1)))
+            enough = b.icmp_signed(">", count, self.integer(self.tile_rows * ((1 << halved) - 1)))
             halvings = b.select(enough, self.integer(halved), halvings)
         others = b.sub(b.shl(self.integer(1), halvings), self.integer(1))
+        # As few tiles as can be, with about as many rows each.
+        most = self.integer(self.tile_rows)
+        groups = b.udiv(b.add(count, self.integer(self.tile_rows - 1)), most)
+        tile = b.udiv(b.add(count, b.sub(groups, self.integer(1))), groups)
 
         def some(start: Any) -> None:
             """Add the products of `self._depth` inputs."""
@@ -216,7 +223,8 @@ class _BlockedCode(BlockedTiles):
             again = b.or_(more, kept_sums)
             bytes_of = b.select(again, self.integer(self.sum_bytes), y_bytes)
 
-            def group(row: Any) -> None:
+            def group(index: Any) -> None:
+                row = b.mul(index, tile)
                 left = b.sub(count, row)
                 number = b.add(first, row)
                 old = self.at(b, kept, b.mul(row, self.integer(self.sum_bytes)))
@@ -225,18 +233,16 @@ class _BlockedCode(BlockedTiles):
                     old,
                     b.select(again, old, self.at(b, into, b.mul(number, y_bytes))),
                 )
-                several = self.least(b, self.integer(TILE_ROWS), left)
+                several = self.least(b, tile, left)
                 # Of the next weights each tile prefetches others.
-                share = b.and_(b.udiv(row, self.integer(TILE_ROWS)), others)
+                share = b.and_(index, others)
                 fetched = self.at(b, ahead, b.mul(share, b.lshr(chunk, halvings)))
-                for size, tile in enumerate(tiles, 1):
+                sizes = depth, stride, bytes_of, start, halvings
+                for size, product in enumerate(tiles, 1):
                     with b.if_then(b.icmp_signed("==", several, self.integer(size))):
-                        b.call(
-                            tile,
-                            [numbers, fetched, *places, depth, stride, bytes_of, start, halvings],
-                        )
+                        b.call(product, [numbers, fetched, *places, *sizes])
 
-            self.each(b, self.integer(0), count, TILE_ROWS, group)
+            self.each(b, self.integer(0), groups, 1, group)
 
         if self._units is None:
             self.each(b, self.integer(0), inputs, self._depth, some)

@@ -13,15 +13,16 @@ from typing import Any, Literal
 
 from asyncinfer.kernels.native.assembly import Assembly
 
-__all__ = ["LINE", "STREAM_AHEAD", "TILE_ROWS", "BlockedTiles", "Method"]
+__all__ = ["LINE", "STREAM_AHEAD", "BlockedTiles", "Method", "tile_rows"]
 
-#: How numbers are multiplied. "floats": x and y are float32, and a bfloat16 weight is widened. With
-#: the others x and y are bfloat16, too. "widened": x is widened as well, a few inputs at a time.
-#: "pairs": an instruction multiplies two inputs (`vdpbf16ps`). "units": matrix units do (AMX).
+#: How numbers are multiplied. "floats": all are float32. With the others they are bfloat16.
+#: "widened": they become float32, of x a few inputs at a time. "pairs": an instruction multiplies
+#: two inputs (`vdpbf16ps`). "units": matrix units do (AMX).
 Method = Literal["floats", "widened", "pairs", "units"]
 
-#: Rows of x in a tile: as many as there are registers for the sums of 64 outputs.
-TILE_ROWS = 6
+#: Rows of x in a tile: as many as there are registers for their sums; where vectors are short and
+#: W is widened, which takes registers of its own.
+_ROWS, _WIDENED_ROWS = 6, 5
 #: Bytes of a line of a cache.
 LINE = 64
 #: Inputs whose products a tile's loop adds at a time.
@@ -31,6 +32,11 @@ _TOGETHER = 4
 _STREAM_EVERY = 256
 #: How many bytes ahead it prefetches there.
 STREAM_AHEAD = 4 << 10
+
+
+def tile_rows(method: Method, lanes: int) -> int:
+    """The most rows of x in a tile."""
+    return _WIDENED_ROWS if method == "widened" and lanes == 8 else _ROWS
 
 
 class BlockedTiles(Assembly):
@@ -50,6 +56,8 @@ class BlockedTiles(Assembly):
         page."""
         super().__init__("blocked", lanes, fields)
         self._halves, self._pairs = dtype == "bfloat16", method == "pairs"
+        #: The most rows of a tile.
+        self.tile_rows = tile_rows(method, lanes)
         if self._pairs:
             kinds = [self.floats, self.halves, self.halves]
             name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
@@ -139,9 +147,9 @@ class BlockedTiles(Assembly):
         return function
 
     def most_halvings(self) -> int:
-        """How often what a tile of `TILE_ROWS` rows prefetches can be halved: down to a line for
+        """How often what a tile of `tile_rows` prefetches can be halved: down to a line for
         each few inputs."""
-        read = self._width(TILE_ROWS) * self.input_bytes // self.outputs
+        read = self._width(self.tile_rows) * self.input_bytes // self.outputs
         return (_TOGETHER * read // LINE).bit_length() - 1
 
     def _fetch_halved(self, b: Any, place: Any, lines: range, halvings: Any) -> None:
@@ -208,7 +216,7 @@ class BlockedTiles(Assembly):
 
     def _width(self, rows: int) -> int:
         """Outputs that a tile of so many rows has sums for in registers."""
-        sums = 4 * TILE_ROWS if self.lanes == 16 else 2 * TILE_ROWS
+        sums = (4 if self.lanes == 16 else 2) * self.tile_rows
         width = self.outputs
         while rows * width > sums * self.lanes:
             width //= 2

@@ -66,7 +66,7 @@ class PrefillKernel:
         else:
             pairs = method == "pairs"
             self._scratch = halves_scratch(head_dim, pairs=pairs)
-            text = functools.partial(halves_code, *about, pairs=pairs)
+            text = functools.partial(halves_code, *about, pairs=pairs, rounds=target.rounds)
         what = f"prefill {about}, {method}"
         fields = {"attend": FIELDS}
         self._attend = native_functions(what, text, target, region, fields, "tokens")["attend"]
@@ -149,8 +149,8 @@ def prefill_kernel(
     """The kernel for heads of this width and `group` query heads for each KV head, in `dtype`
     (None: float32), compiled by its first caller. None without `llvmlite`, on other processors,
     where torch's threads cannot be used, if a head is no multiple of the processor's vectors, and
-    if a trial is wrong. For bfloat16 the processor must have instructions for its numbers, and
-    where it has matrix units, heads must fill them.
+    if a trial is wrong. For bfloat16 heads must fill matrix units
+    where the processor has them, and torch attends where it is an arm64 with such instructions.
     """
     target, region = host(), parallel_region()
     if target is None or region is None or group > TILE or scale <= 0:
@@ -162,9 +162,10 @@ def prefill_kernel(
 
 
 def _method(head_dim: int, target: Host) -> PrefillMethod | None:
-    """What is fastest for bfloat16 on this processor; None: torch's attention."""
+    """What is fastest for bfloat16 on this processor; None: torch's attention, which takes
+    instructions of arm64 that native code does not."""
     if not target.rounds:
-        return None
+        return None if "+bf16" in target.features.split(",") else "widened"
     if matrix_units():
         # For other heads torch takes one to two thirds of the time of vectors there.
         return None if head_dim % UNIT_NUMBERS else "units"

@@ -28,16 +28,22 @@ def halves_scratch(head_dim: int, *, pairs: bool) -> int:
     return scratch_numbers(head_dim) + more * head_dim
 
 
-def halves_code(head_dim: int, group: int, lanes: int, scale: float, *, pairs: bool) -> str:
+def halves_code(
+    head_dim: int, group: int, lanes: int, scale: float, *, pairs: bool, rounds: bool = True
+) -> str:
     """As `prefill_code`, where queries, keys, values and results are bfloat16, and `scratch` has
     `halves_scratch` words. `pairs`: by the instruction for pairs, and `head_dim` is a multiple of
-    `2 * lanes`."""
-    kind = PairsCode if pairs else _WidenedCode
-    return kind(head_dim, group, lanes, scale).text()
+    `2 * lanes`. `rounds`: see `Host`."""
+    if pairs:
+        return PairsCode(head_dim, group, lanes, scale).text()
+    return _WidenedCode(head_dim, group, lanes, scale, rounds=rounds).text()
 
 
 class _HalvesCode(PrefillCode):
     """What both ways share: sums lie in the scratch memory until they are whole."""
+
+    #: See `Host`.
+    rounds = True
 
     def sums_of(self, b: Any, scratch: Any, out: Any) -> Any:
         return self.at(b, scratch, self.integer(4 * SPAN * self.laid_words))
@@ -53,7 +59,8 @@ class _HalvesCode(PrefillCode):
             place = self.at(b, out, b.add(b.mul(b.udiv(row, group), out_stride), head))
             own = self.sum_of(b, sums, row, None)
             for part in range(0, self.head_dim, self.lanes):
-                vector = self.rounded(b, self.load(b, own, self.integer(part)), at_once=True)
+                vector = self.load(b, own, self.integer(part))
+                vector = self.rounded(b, vector, at_once=self.rounds)
                 b.store(vector, self.at(b, place, self.integer(2 * part)), align=2)
             return []
 
@@ -61,8 +68,11 @@ class _HalvesCode(PrefillCode):
 
 
 class _WidenedCode(_HalvesCode):
-    def __init__(self, head_dim: int, group: int, lanes: int, scale: float) -> None:
+    def __init__(
+        self, head_dim: int, group: int, lanes: int, scale: float, *, rounds: bool
+    ) -> None:
         super().__init__(head_dim, group, lanes, scale, size=2)
+        self.rounds = rounds
 
     @property
     def scratch(self) -> int:

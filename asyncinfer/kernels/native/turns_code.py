@@ -24,7 +24,7 @@ _CACHE_BYTES: Final = 2 << 20
 @dataclass(frozen=True, slots=True)
 class Turns:
     """The turns of products with `number_bytes` bytes of a number of x. A turn's rows are a
-    multiple of `step`, which divides the fewest. `cache_bytes`: of a core's second-level cache."""
+    multiple of `step`. `cache_bytes`: of a core's second-level cache."""
 
     step: int
     number_bytes: int
@@ -33,7 +33,7 @@ class Turns:
     @property
     def most(self) -> int:
         """The most rows of a turn."""
-        return _MOST // self.step * self.step if self._numbers else _LEAST
+        return (_MOST if self._numbers else _LEAST) // self.step * self.step
 
     def depth(self, least: int) -> int:
         """Inputs whose weights are multiplied with all rows of a turn before the next ones: twice
@@ -42,16 +42,17 @@ class Turns:
 
     def count(self, rows: int, inputs: int) -> int:
         """Turns of a product with so many rows of x."""
-        most = max(_LEAST, min(self.most, self._numbers // inputs))
+        most = max(_LEAST, min(self.most, self._numbers // inputs)) if self._numbers else self.most
         return -(-rows // (most // self.step * self.step))
 
     def rows(self, a: Assembly, b: Any, rows: Any, inputs: Any) -> Any:
         """Emit how many rows a turn has, of so many rows of x."""
         step, one = a.integer(self.step), a.integer(1)
-        most = a.integer(_LEAST)
+        most = a.integer(self.most)
         if self._numbers:
-            fitting = a.least(b, b.udiv(a.integer(self._numbers), inputs), a.integer(self.most))
-            most = b.select(b.icmp_signed("<", fitting, most), most, fitting)
+            least = a.integer(_LEAST)
+            fitting = a.least(b, b.udiv(a.integer(self._numbers), inputs), most)
+            most = b.select(b.icmp_signed("<", fitting, least), least, fitting)
             most = b.mul(b.udiv(most, step), step)
         turns = b.udiv(b.sub(b.add(rows, most), one), most)
         each = b.udiv(b.sub(b.add(rows, turns), one), turns)

@@ -1,0 +1,69 @@
+"""Weights in blocks that are made here, where native code reads none of oneDNN's."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+
+from asyncinfer.kernels.native.blocked import (
+    BLOCK_OUTPUTS,
+    BlockedKernel,
+    BlockedWeight,
+    blocked_kernel,
+)
+
+__all__ = ["in_blocks", "own_blocks_work", "read_own_blocks"]
+
+#: Outputs of a block.
+_OUTPUTS: Final = max(BLOCK_OUTPUTS)
+#: Bytes of a line of a cache, which a block's inputs fill.
+_LINE: Final = 64
+#: Outputs and inputs of the trial's weight, and its rows of x: more than a tile has.
+_TRIED: Final = 128, 96, 7
+
+
+def in_blocks(weight: torch.Tensor, outputs: int = _OUTPUTS) -> torch.Tensor:
+    """A copy of a `weight` `[out, in]` of float32 or bfloat16 in blocks of so many outputs, as
+    `blocked_code` says. Zeros fill the last block, and the inputs up to the end of a line."""
+    together = 4 // weight.itemsize
+    rows, inputs = weight.shape
+    filled = F.pad(weight, (0, -inputs % (_LINE // weight.itemsize), 0, -rows % outputs))
+    parts = filled.view(-1, outputs, filled.shape[1] // together, together)
+    return parts.transpose(1, 2).contiguous()
+
+
+def read_own_blocks(
+    memory: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype
+) -> BlockedWeight | None:
+    """What reads a weight of this shape, `[out, in]`, from the bytes of its `in_blocks`, uint8,
+    which the caller keeps. It has as many outputs as fill its blocks. None where nothing does."""
+    whole = -(-shape[0] // _OUTPUTS) * _OUTPUTS, shape[1]
+    return BlockedWeight.of(memory.data_ptr(), memory.nbytes, whole, dtype, _OUTPUTS, sys.maxsize)
+
+
+def own_blocks_work(dtype: torch.dtype, inputs: int) -> bool:
+    """Whether native code multiplies weights of this dtype with so many inputs. The first call
+    compares a product with torch's."""
+    kernel = blocked_kernel(dtype, _OUTPUTS, inputs) if inputs % 4 == 0 else None
+    return kernel is not None and _is_right(kernel)
+
+
+@functools.cache
+def _is_right(kernel: BlockedKernel) -> bool:
+    outputs, inputs, rows = _TRIED
+    dtype = torch.float32 if kernel.method == "floats" else torch.bfloat16
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (
+        torch.randn(count, inputs, generator=generator, dtype=torch.float32).to(dtype)
+        for count in (outputs, rows)
+    )
+    blocks = in_blocks(weight)
+    block = kernel.block_bytes(inputs)
+    found = kernel(x, blocks.data_ptr(), outputs, inputs, block, most_rows=sys.maxsize)
+    right = x.double() @ weight.double().T
+    allowed = 1e-5 if dtype is torch.float32 else 1e-2
+    return bool((found - right).abs().amax() <= allowed * right.abs().amax())
