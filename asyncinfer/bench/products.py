@@ -76,6 +76,8 @@ def _reordered(weight: torch.Tensor) -> _Product:
     ops = torch.ops.mkldnn
     if not hasattr(ops, "_reorder_linear_weight") or not hasattr(ops, "_linear_pointwise"):
         return _plain(weight)
+    if weight.dtype is torch.bfloat16 and not ops._is_mkldnn_bf16_supported():
+        return _plain(weight)
     laid_out = ops._reorder_linear_weight(weight, MAX_RUNNING)
     return lambda x: ops._linear_pointwise(x, laid_out, None, "none", [], "")
 

@@ -443,8 +443,15 @@ def test_products_are_the_models_own(tiny: Path) -> None:
     assert products == TINY_PARAMETERS - embedding - norms
 
 
-def test_products_are_timed_for_each_number_of_rows() -> None:
-    seconds = product_seconds(MODEL_PATH, [1, 16, BULK_ROWS])
+@pytest.mark.parametrize("supported", [True, False])
+def test_products_are_timed_for_each_number_of_rows(
+    supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 oneDNN lays nothing out on processors that lack the instructions."""
+    if not supported:
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    dtype = "float32" if supported else "bfloat16"
+    seconds = product_seconds(MODEL_PATH, [1, 16, BULK_ROWS], dtype)
     assert seconds.keys() == {1, 16, BULK_ROWS}
     assert all(0 < each < float("inf") for each in seconds.values())
 
