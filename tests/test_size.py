@@ -11,7 +11,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
     "adapters": 987,
-    "attention": 3_011,
+    "attention": 3_015,
     "bench": 8_494,
     "builtin": 900,
     "cache": 2_376,
@@ -22,7 +22,7 @@ MOST = {
     "files": 210,
     "grammar": 1_310,
     "integrations": 1_815,
-    "kernels": 15_411,
+    "kernels": 15_418,
     "layers": 2_368,
     "models": 11_140,
     "planner": 1_299,

@@ -16,6 +16,7 @@ from asyncinfer.attention.decode import few_rows
 from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.variant import AttentionVariant
+from asyncinfer.kernels.onednn import torch_is_slow
 from asyncinfer.kernels.threads import FEW_TILES, share
 
 __all__ = ["VariedAttention"]
@@ -69,6 +70,8 @@ class VariedAttention:
         rows, kv_heads = keys.shape[:2]
         queries = q.index_select(0, group.tokens)
         queries = queries.view(rows, -1, kv_heads, q.shape[1] // kv_heads, q.shape[2])
+        if torch_is_slow(q):
+            queries, keys, values = queries.float(), keys.float(), values.float()
         tokens = group.tokens.view(rows, -1)
 
         def attend(tile: tuple[int, int]) -> None:
@@ -77,7 +80,8 @@ class VariedAttention:
             part = queries[:, first:last].transpose(1, 2)
             result = self._tile(part, keys[:, :, seen], values[:, :, seen], hidden, variant)
             at = tokens[:, first:last].flatten()
-            out.index_copy_(0, at, result.transpose(1, 2).reshape(-1, *q.shape[1:]))
+            result = result.transpose(1, 2).reshape(-1, *q.shape[1:])
+            out.index_copy_(0, at, result.to(out.dtype))
 
         tiles = group.tiles(q.shape[1])
         alone = q.device.type != "cpu" or len(tiles) <= FEW_TILES

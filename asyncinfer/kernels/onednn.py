@@ -38,6 +38,7 @@ __all__ = [
     "read_blocked",
     "reorder",
     "reorder_is_faster",
+    "torch_is_slow",
 ]
 
 #: The row count that oneDNN plans a weight's layout for. Layouts planned for 1 row are slow at 16
@@ -163,6 +164,12 @@ def _wins(native: BlockedWeight, weight: torch.Tensor, rows: int) -> bool:
 def multiplies_bfloat16() -> bool:
     """Whether this CPU has a product of bfloat16 numbers besides torch's, which is slow."""
     return available(torch.bfloat16) or own_blocks_work(torch.bfloat16, _SIDES[1])
+
+
+def torch_is_slow(x: torch.Tensor) -> bool:
+    """Whether torch's batched products of this dtype take several times as long as float32 ones:
+    bfloat16 on a CPU without instructions for it."""
+    return x.dtype is torch.bfloat16 and x.device.type == "cpu" and not available(x.dtype)
 
 
 def native_is_faster(weight: torch.Tensor) -> bool:

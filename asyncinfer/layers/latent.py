@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from asyncinfer.attention import AttentionVariant, IndexedAttention, IndexQueries
 from asyncinfer.kernels import ops
+from asyncinfer.kernels.onednn import torch_is_slow
 from asyncinfer.layers.forward_pass import ForwardPass
 from asyncinfer.layers.lora import LoraLinear
 from asyncinfer.layers.norm import Norm
@@ -121,7 +122,7 @@ class LatentAttention:
         rotated = torch.cat((query[:, :, plain:], down[:, None, rank:]), dim=1)
         if self._rope is not None:
             rotated = ops.rope(rotated, *forward.angles[self._rope])
-        absorbed = torch.bmm(query[:, :, :plain].transpose(0, 1), self._keys).transpose(0, 1)
+        absorbed = _products(query[:, :, :plain], self._keys)
         q = torch.cat((absorbed, rotated[:, : self._heads]), dim=-1)
         if self._temperature is not None:
             q = q * forward.temperatures[self._temperature].to(q.dtype)
@@ -135,5 +136,12 @@ class LatentAttention:
             assert isinstance(attend, IndexedAttention)
             seen = attend(self._layer, q, k, k, self._variant, asked)
         seen = seen.view(tokens, self._heads, -1)
-        values = torch.bmm(seen[:, :, :rank].transpose(0, 1), self._values)
-        return self._out(values.transpose(0, 1).flatten(1), forward.adapters)
+        values = _products(seen[:, :, :rank], self._values)
+        return self._out(values.flatten(1), forward.adapters)
+
+
+def _products(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """`x` `[tokens, heads, in]` times each head's matrix of `weights` `[heads, in, out]`."""
+    if torch_is_slow(x):
+        return torch.bmm(x.transpose(0, 1).float(), weights.float()).transpose(0, 1).to(x.dtype)
+    return torch.bmm(x.transpose(0, 1), weights).transpose(0, 1)
