@@ -20,20 +20,21 @@ __all__ = ["in_blocks", "own_blocks_work", "read_own_blocks"]
 
 #: Outputs of a block.
 _OUTPUTS: Final = max(BLOCK_OUTPUTS)
-#: Bytes of a line of a cache, which a block's inputs fill.
-_LINE: Final = 64
+#: Words of 32 bits of a line of a cache, which a block's inputs fill.
+_LINE: Final = 16
 #: Outputs and inputs of the trial's weight, and its rows of x: more than a tile has.
 _TRIED: Final = 128, 96, 7
 
 
 def in_blocks(weight: torch.Tensor, outputs: int = _OUTPUTS) -> torch.Tensor:
-    """A copy of a `weight` `[out, in]` of float32 or bfloat16 in blocks of so many outputs, as
-    `blocked_code` says. Zeros fill the last block, and the inputs up to the end of a line."""
-    together = 4 // weight.itemsize
-    rows, inputs = weight.shape
-    filled = F.pad(weight, (0, -inputs % (_LINE // weight.itemsize), 0, -rows % outputs))
-    parts = filled.view(-1, outputs, filled.shape[1] // together, together)
-    return parts.transpose(1, 2).contiguous()
+    """A copy of a `weight` `[out, in]` of float32, or bfloat16 with an even number of inputs, in
+    blocks of so many outputs, as `blocked_code` says: int32 `[blocks, words of an output,
+    outputs]`. Zeros fill the last block, and its inputs up to the end of a line."""
+    words = weight.contiguous().view(torch.int32)
+    short = -words.shape[1] % _LINE, -words.shape[0] % outputs
+    if any(short):
+        words = F.pad(words, (0, short[0], 0, short[1]))
+    return words.view(-1, outputs, words.shape[1]).transpose(1, 2).contiguous()
 
 
 def read_own_blocks(
