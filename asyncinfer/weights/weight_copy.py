@@ -44,7 +44,7 @@ _MAPPED: Final = 16 * _PAGE
 #: Room for some hundred thousand weights.
 _MOST_HEADER_BYTES: Final = 64 << 20
 
-_Part: TypeAlias = torch.Tensor | BlockWeight | LaidWeight | NativeWeight | ReorderedWeight
+_Part: TypeAlias = "torch.Tensor | BlockWeight | LaidWeight | NativeWeight | ReorderedWeight"
 
 
 class CopyFault(Exception):
@@ -191,7 +191,8 @@ def _parts(held: HeldWeight) -> Iterator[_Part]:
         for part in held.parts:
             yield from _parts(part)
     else:
-        assert isinstance(held, _Part)
+        kinds = torch.Tensor | BlockWeight | LaidWeight | NativeWeight | ReorderedWeight
+        assert isinstance(held, kinds)
         yield held
 
 
