@@ -1,4 +1,4 @@
-"""Products with a weight in oneDNN's layout, by code compiled for this machine's processor."""
+"""Products with weights in oneDNN's blocks, by code compiled for this machine's processor."""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ def in_blocks(weight: torch.Tensor, outputs: int = _OUTPUTS) -> torch.Tensor:
     """A copy of a `weight` `[out, in]` of float32, or bfloat16 with an even number of inputs, in
     blocks of so many outputs, as `blocked_code` says: int32 `[blocks, words of an output,
     outputs]`. Zeros fill the last block, and its inputs up to the end of a line."""
-    words = weight.contiguous().view(torch.int32)
+    plain = weight.contiguous()
+    # Words begin at an even number of a tensor's memory.
+    words = (plain.clone() if plain.storage_offset() % 2 else plain).view(torch.int32)
     short = -words.shape[1] % _LINE, -words.shape[0] % outputs
     if any(short):
         words = F.pad(words, (0, short[0], 0, short[1]))

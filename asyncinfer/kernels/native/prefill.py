@@ -149,8 +149,8 @@ def prefill_kernel(
     """The kernel for heads of this width and `group` query heads for each KV head, in `dtype`
     (None: float32), compiled by its first caller. None without `llvmlite`, on other processors,
     where torch's threads cannot be used, if a head is no multiple of the processor's vectors, and
-    if a trial is wrong. For bfloat16 heads must fill matrix units
-    where the processor has them, and torch attends where it is an arm64 with such instructions.
+    if a trial is wrong. For bfloat16 heads must fill matrix units where the processor has them,
+    and torch attends on an arm64 with instructions for it.
     """
     target, region = host(), parallel_region()
     if target is None or region is None or group > TILE or scale <= 0:
