@@ -53,3 +53,5 @@ class AttentionBatch(DeviceBatch):
     #: Identity of each row's sequence: a number stands for the same tokens before the row's start
     #: in every pass. None: nothing is kept between passes.
     sequences: list[int] | None = None
+    #: Tokens of each row's prompt; None where that is not known.
+    prompt_lens: list[int] | None = None

@@ -8,7 +8,7 @@ therefore kept, and each step adds the new tokens of each row to it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import lt
 
 import torch
@@ -17,7 +17,7 @@ __all__ = ["ContiguousKV", "ContiguousKVPool"]
 
 #: Spare capacity of a copy: this share of its tokens, plus this many. A full one is gathered again.
 _SPARE, _SPARE_TOKENS = 1 / 8, 32
-#: The same for a prompt, which grows by a chunk per step.
+#: The same for a prompt, which grows by a chunk per step, where there is no room for all of it.
 _GROWING_SPARE, _GROWING_TOKENS = 1 / 2, 256
 
 
@@ -142,14 +142,15 @@ class ContiguousKVPool:
         lengths: Sequence[int],
         size: int,
         *,
-        growing: int = 0,
+        prompts: Sequence[int] = (),
     ) -> list[ContiguousKV | None]:
         """The copy of each group of sequences, at most `lengths` tokens long; None without a copy.
         Copies of all other groups are dropped. If not all fit, the first groups have copies.
 
         Args:
             size: tokens of a page; every capacity is a multiple of it.
-            growing: how many groups, the last ones, grow by many tokens in each pass.
+            prompts: the tokens of the prompts that the last groups are, each of which grows by many
+                tokens in each pass; 0 for one whose length is not known.
         """
         if not self._most:
             self._copies, self._spare, self.groups = {}, None, set()
@@ -165,23 +166,24 @@ class ContiguousKVPool:
         self._copies = kept
         for index, (group, length) in enumerate(zip(groups, lengths, strict=True)):
             if group in self.groups and group not in kept:
-                grows = index >= len(groups) - growing
-                share, tokens = (
-                    (_GROWING_SPARE, _GROWING_TOKENS) if grows else (_SPARE, _SPARE_TOKENS)
-                )
-                wanted = length + int(length * share) + tokens
-                capacity = -(-wanted // size) * size
-                memory = self._memory(len(group) * capacity * self._token, groups[index + 1 :])
-                if memory is not None:
-                    kept[group] = ContiguousKV(capacity, memory)
+                of_prompts = index - (len(groups) - len(prompts))
+                prompt = prompts[of_prompts] if of_prompts >= 0 else None
+                for wanted in _capacities(length, prompt):
+                    capacity = -(-wanted // size) * size
+                    memory = self._memory(len(group) * capacity * self._token, groups[index + 1 :])
+                    if memory is not None:
+                        kept[group] = ContiguousKV(capacity, memory)
+                        break
         self.groups = set(groups)
         return [kept.get(group) for group in groups]
 
-    def begun(self, group: tuple[int, ...], length: int, size: int) -> ContiguousKV | None:
-        """A copy for a group of sequences that grows by many tokens in each pass, also in its first
-        pass; None where the bound does not allow it. All other copies are dropped."""
+    def begun(
+        self, group: tuple[int, ...], length: int, size: int, prompt: int
+    ) -> ContiguousKV | None:
+        """A copy for a sequence with a prompt of so many tokens, also in its first pass; None where
+        the bound does not allow it. All other copies are dropped."""
         self.groups.add(group)
-        return self.of([group], [length], size, growing=1)[0]
+        return self.of([group], [length], size, prompts=[prompt])[0]
 
     def _memory(self, elements: int, others: Sequence[tuple[int, ...]]) -> torch.Tensor | None:
         """Memory of at least `elements` elements; None if the bound does not allow it even without
@@ -202,3 +204,16 @@ class ContiguousKVPool:
             # Attention works without copies. The next attempt would fail as well.
             self._most = 0
             return None
+
+
+def _capacities(length: int, prompt: int | None) -> Iterator[int]:
+    """Tokens to have room for, the best number first: of a sequence of `length` tokens that
+    decodes, or that has a `prompt` of so many tokens, of which it has computed these."""
+    if prompt is None:
+        yield length + int(length * _SPARE) + _SPARE_TOKENS
+        return
+    if prompt >= length:
+        yield prompt + _SPARE_TOKENS
+    grown = length + int(length * _GROWING_SPARE) + _GROWING_TOKENS
+    if prompt < length or grown < prompt:
+        yield grown

@@ -106,12 +106,15 @@ class RowsKV:
 
     @cached_property
     def _gather(self) -> Gather:
-        """Padding must be finite, so a row is padded with its own first block."""
-        tokens = self._copy.capacity if self._copy else max(self.ends)
+        """Padding must be finite, so a row is padded with its own first block. A row by itself has
+        none: nobody reads what is behind its tokens."""
+        capacity = self._copy.capacity if self._copy else max(self.ends)
+        tokens = capacity if len(self.rows) > 1 else self.ends[0]
         size, last = self.batch.block_size, self.positions[:, -1:]
         tables = self.batch.block_tables[self.rows].long()
         at = torch.arange(-(-tokens // size), device=tables.device)
-        return Gather(self.cache, tables.gather(1, torch.where(at * size <= last, at, 0)))
+        blocks = tables.gather(1, torch.where(at * size <= last, at, 0))
+        return Gather(self.cache, blocks, capacity)
 
 
 class DecodeGroup:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from asyncinfer.attention.kv import KVCache
@@ -12,7 +14,9 @@ __all__ = ["Gather"]
 class Gather:
     """Gathers keys and values of the blocks in `tables` int64 `[rows, blocks]`, layer by layer."""
 
-    def __init__(self, kv: KVCache, tables: torch.Tensor) -> None:
+    def __init__(self, kv: KVCache, tables: torch.Tensor, capacity: int = 0) -> None:
+        """`capacity`: tokens of a row that the copy has room for; no fewer than its blocks have.
+        What is beyond them is not written."""
         parts, blocks, kv_heads, size = kv.storage.shape[1:5]
         head_dim = kv.head_dim
         keys = tables[:, None] * kv_heads + torch.arange(kv_heads, device=tables.device)[:, None]
@@ -21,17 +25,24 @@ class Gather:
         self._index = torch.cat([keys + part * blocks * kv_heads for part in range(parts)])
         self._index = self._index.flatten()
         self._page = (size, head_dim)
+        self._tokens = tables.shape[1] * size
         #: Shape of the copy.
-        self.shape = (parts, tables.shape[0], kv_heads, tables.shape[1] * size, head_dim)
+        self.shape = (parts, len(tables), kv_heads, max(capacity, self._tokens), head_dim)
         self._kv = kv
         #: Elements of the buffer that a call fills.
-        self.size = self._index.numel() * size * head_dim
+        self.size = math.prod(self.shape)
 
     def __call__(self, layer: int, buffer: torch.Tensor) -> torch.Tensor:
-        """`[2, rows, kv_heads, blocks * block_size, head_dim]` of `layer`, keys then values, in the
-        first `size` elements of `buffer`, which is of the cache's `dtype`. Where values are the
-        keys, both are the same memory."""
-        target = buffer[: self.size].view(-1, *self._page)
-        self._kv.format.gather(self._kv.pages[layer], self._index, target)
-        gathered = target.view(self.shape)
+        """`[2, rows, kv_heads, tokens, head_dim]` of `layer`, keys then values, in the first `size`
+        elements of `buffer`, which is of the cache's `dtype`. Where values are the keys, both are
+        the same memory."""
+        gathered = buffer[: self.size].view(self.shape)
+        pages, gather = self._kv.pages[layer], self._kv.format.gather
+        if self.shape[3] == self._tokens:
+            gather(pages, self._index, gathered.view(-1, *self._page))
+        else:
+            # Each head has room behind its tokens.
+            heads = gathered.flatten(0, 2)[:, : self._tokens]
+            for head, index in zip(heads, self._index.view(len(heads), -1), strict=True):
+                gather(pages, index, head.view(-1, *self._page))
         return gathered if self.shape[0] == 2 else gathered.expand(2, *self.shape[1:])

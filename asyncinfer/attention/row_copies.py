@@ -26,22 +26,21 @@ def find_copies(
         [tuple(batch.sequences[row] for row in group) for group in rows],
         [max(batch.starts[row] + batch.counts[row] for row in group) for group in rows],
         batch.block_size,
-        growing=len(chunks),
+        prompts=[0 if batch.prompt_lens is None else batch.prompt_lens[row] for row in chunks],
     )
 
 
 def begin_copy(
-    kv: KVCache, sequence: int, table: torch.Tensor, start: int, end: int
+    kv: KVCache, sequence: int, table: torch.Tensor, start: int, end: int, prompt_len: int
 ) -> ContiguousKV | None:
     """A contiguous copy of a sequence's first `start` tokens in all layers, with room for `end` of
-    them; None without memory. All other copies are dropped. `table` int32 `[n]`: its blocks."""
-    copy = kv.contiguous.begun((sequence,), end, kv.block_size)
+    them and, where memory allows, for its prompt; None without memory. All other copies are
+    dropped. `table` int32 `[n]`: its blocks."""
+    copy = kv.contiguous.begun((sequence,), end, kv.block_size, prompt_len)
     if copy is None:
         return None
-    at = torch.arange(copy.capacity // kv.block_size)
-    # Padding must be finite, as in `RowsKV`.
-    blocks = table.long()[torch.where(at * kv.block_size < start, at, 0)]
-    gather = Gather(kv, blocks[None])
+    blocks = table[: -(-start // kv.block_size)].long()
+    gather = Gather(kv, blocks[None], copy.capacity)
     for layer in sorted(kv.layers):
         if start:
             copy.gathered(layer, [start], gather.shape, gather)

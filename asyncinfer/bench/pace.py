@@ -52,7 +52,8 @@ class PaceOptions:
 class PaceFigures:
     """The times of one prompt beside streams."""
 
-    #: Seconds to the prompt's first token, by itself and beside the streams.
+    #: Seconds to the prompt's first token: by itself, the mean of one before the streams and one
+    #: after them, since a machine's speed drifts; and beside the streams.
     alone: float
     beside: float
     #: Milliseconds between the tokens of each stream while the prompt was computed.
@@ -123,7 +124,7 @@ async def _measure(
 
 
 class _Work:
-    """A prompt alone, streams, and a prompt of the same length beside them."""
+    """A prompt alone, streams, a prompt of the same length beside them, and one alone again."""
 
     def __init__(self, engine: Engine, options: PaceOptions, repetition: int) -> None:
         self._engine = engine
@@ -140,7 +141,7 @@ class _Work:
         await self._engine.generate(prompt, max_tokens=8, temperature=0.0, ignore_eos=True)
 
     async def run(self, prompt_tokens: int) -> PaceFigures:
-        alone = await self._prompt(prompt_tokens)
+        before = await self._prompt(prompt_tokens)
         async with anyio.create_task_group() as tasks:
             for times in self._times:
                 tasks.start_soon(self._stream, times)
@@ -150,6 +151,7 @@ class _Work:
             beside = await self._prompt(prompt_tokens)
             ended = time.monotonic()
             tasks.cancel_scope.cancel()
+        after = await self._prompt(prompt_tokens)
         gaps = [
             1e3 * (later - earlier)
             for times in self._times
@@ -158,7 +160,7 @@ class _Work:
         ]
         if not gaps:
             raise BenchError("no stream got two tokens while the prompt was computed")
-        return PaceFigures(alone, beside, Quantiles.of(gaps))
+        return PaceFigures((before + after) / 2, beside, Quantiles.of(gaps))
 
     async def _prompt(self, prompt_tokens: int) -> float:
         """Seconds to the first token of a prompt of which nothing is cached."""

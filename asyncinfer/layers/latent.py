@@ -106,8 +106,8 @@ class LatentAttention:
         self._query = query
         self._kv_down = kv_down
         self._kv_norm = kv_norm
-        self._keys = keys.contiguous()
-        self._values = values.transpose(1, 2).contiguous()
+        self._keys = _fast(keys.contiguous())
+        self._values = _fast(values.transpose(1, 2).contiguous())
         self._out = out
         self._variant = variant
         self._temperature = temperature
@@ -140,8 +140,11 @@ class LatentAttention:
         return self._out(values.flatten(1), forward.adapters)
 
 
+def _fast(weights: torch.Tensor) -> torch.Tensor:
+    """The weights in the dtype in which torch multiplies them fast."""
+    return weights.float() if torch_is_slow(weights) else weights
+
+
 def _products(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """`x` `[tokens, heads, in]` times each head's matrix of `weights` `[heads, in, out]`."""
-    if torch_is_slow(x):
-        return torch.bmm(x.transpose(0, 1).float(), weights.float()).transpose(0, 1).to(x.dtype)
-    return torch.bmm(x.transpose(0, 1), weights).transpose(0, 1)
+    return torch.bmm(x.transpose(0, 1).to(weights.dtype), weights).transpose(0, 1).to(x.dtype)

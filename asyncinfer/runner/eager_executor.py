@@ -146,8 +146,6 @@ class EagerExecutor:
     def close(self) -> None:
         """Free what was recorded, when the device has no work left."""
 
-    # -- to be overridden ----------------------------------------------------------------------
-
     def forward(self, arrays: StepArrays) -> torch.Tensor:
         """Hidden states of the step's query tokens, `[tokens, hidden]` in the model's dtype."""
         places = self.history.places(arrays.token_slots, arrays.positions)
@@ -159,6 +157,12 @@ class EagerExecutor:
         adapters = self._lora_rows(arrays.adapters)
         forward = (self._predictions or self.decoder).forward
         return forward(tokens, positions, kv, batches, adapters, self._states)
+
+    def drawn(self, hidden: torch.Tensor, tokens: I64) -> torch.Tensor:
+        """The hidden states of the query tokens `[n]` that tokens are drawn after."""
+        if np.array_equal(tokens, np.arange(len(hidden))):
+            return hidden
+        return hidden.index_select(0, *upload(hidden.device, tokens))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 `[n, vocab]` of `hidden` `[n, hidden]`, padding of the vocabulary included."""
@@ -183,8 +187,6 @@ class EagerExecutor:
         if self.decoder.device.type == "cpu":
             return self.adapters.rows(slots)
         return self.adapters.rows_on_device(*upload(self.decoder.device, slots.astype(np.int32)))
-
-    # -- inside --------------------------------------------------------------------------------
 
     def _rewind(self, step: Step, number: int, states: StateCache) -> None:
         """Have the states of a group go back to before what was wrong in drafts, and forget those
@@ -222,8 +224,7 @@ class EagerExecutor:
         return self.logits(hidden)[:, : self.sampling.vocab_size]
 
     def _draw(self, step: Step, arrays: StepArrays, hidden: torch.Tensor) -> Sampled:
-        if not np.array_equal(arrays.draw_tokens, np.arange(len(hidden))):
-            hidden = hidden.index_select(0, *upload(hidden.device, arrays.draw_tokens))
+        hidden = self.drawn(hidden, arrays.draw_tokens)
         slots, positions = arrays.draw_slots, arrays.draw_positions
         if step.guided:
             sampled = self._draw_guided(step, arrays, hidden)

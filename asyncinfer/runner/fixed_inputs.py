@@ -56,7 +56,8 @@ class PromptChunk:
         copy = cache.contiguous.kept((sequence,), end)
         if copy is None or not copy.holds(cache.num_layers, start):
             table = torch.from_numpy(arrays.block_tables[number][-1])
-            copy = begin_copy(cache, sequence, table, start, end)
+            prompt_len = end if arrays.prompt_lens is None else arrays.prompt_lens[-1]
+            copy = begin_copy(cache, sequence, table, start, end, prompt_len)
         return None if copy is None else cls(copy, cache, arrays.decode_rows, start, tokens)
 
     @property

@@ -49,6 +49,8 @@ class StepArrays:
     adapters: I64 | None = None
     #: A number for each row's sequence, see `AttentionBatch`.
     sequences: list[int] | None = None
+    #: Tokens of each row's prompt.
+    prompt_lens: list[int] | None = None
     #: Rows with a draft -> how many of the last query tokens it is.
     drafted: dict[int, int] = field(default_factory=dict)
 
@@ -87,6 +89,7 @@ class StepArrays:
                 block_size=kv.block_size,
                 decode_rows=self.decode_rows,
                 sequences=self.sequences,
+                prompt_lens=self.prompt_lens,
             )
             for number, kv in paged
         ]
@@ -215,6 +218,7 @@ class InputBatch:
             draw_slots=slots[draw_rows],
             draw_positions=(starts + counts)[draw_rows] + back + 1,
             sequences=self._sequences[row_slots].tolist(),
+            prompt_lens=self.prompt_lens[row_slots].tolist(),
             adapters=adapters if adapters.max() >= 0 else None,
             drafted=_drafted(step.drafts, order) if step.drafts else {},
         )

@@ -29,12 +29,12 @@ from asyncinfer.models import Decoder
 from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.fixed_inputs import MOST_CHUNK, FixedInputs, PromptChunk, can_record
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
+from asyncinfer.runner.recorded_head import RecordedHead, same_bits
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec
 
 __all__ = ["ReplayExecutor"]
 
-Floats = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
 #: The number of the step of a kind that is recorded. A later one is computed twice.
@@ -56,21 +56,12 @@ class _Kind(NamedTuple):
     chunk: bool = False
 
 
-class _Head(NamedTuple):
-    """What recorded calls of the head leave."""
-
-    #: Of all rows, in the model's dtype.
-    logits: torch.Tensor
-    #: Each row's largest, float32, and its token, int64; None where native code does not find them.
-    largest: tuple[Floats, I64] | None
-
-
 class _Recorded(NamedTuple):
     calls: RecordedCalls
     #: The hidden states that the calls leave, with room for those of the longest chunk.
     hidden: torch.Tensor
     #: None where the head is not recorded.
-    head: _Head | None
+    head: RecordedHead | None
     #: Tokens of the recorded step, and the most of one that may be replayed.
     tokens: int
     most_tokens: float
@@ -79,7 +70,8 @@ class _Recorded(NamedTuple):
 class ReplayExecutor(EagerExecutor):
     """An `EagerExecutor` that replays the layers of steps in which each row has one query token, or
     all but a last one, with a chunk of a prompt, where a CPU's native code computes all of them.
-    The head of few rows that decode is replayed with them, if native code computes it.
+    The head of few rows that decode is replayed with them, if native code computes it, and without
+    the chunk: mostly nothing is drawn after it.
     Python's part of such a step is longer than that of the numbers in a small model, and holds the
     GIL.
 
@@ -116,9 +108,16 @@ class ReplayExecutor(EagerExecutor):
         #: Steps that could have been recorded.
         self._steps = Counter[_Kind]()
         self._seconds = 0.0
-        #: The hidden states of the last step, and what the head has made of them already.
-        self._computed: tuple[torch.Tensor, _Head] | None = None
+        #: The hidden states of the last step's decode rows, and what the head made of them.
+        self._computed: tuple[torch.Tensor, RecordedHead] | None = None
         self._has_plugin = False
+
+    def drawn(self, hidden: torch.Tensor, tokens: I64) -> torch.Tensor:
+        if self._computed is not None:
+            rows = self._computed[0]
+            if np.array_equal(tokens, np.arange(len(rows))):
+                return rows
+        return super().drawn(hidden, tokens)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         computed, self._computed = self._computed, None
@@ -132,9 +131,7 @@ class ReplayExecutor(EagerExecutor):
         if computed is None or computed[0] is not hidden or computed[1].largest is None:
             return None
         self._computed = None
-        # Copies: the next step writes to the recorded.
-        values, tokens = (torch.from_numpy(each.copy()) for each in computed[1].largest)
-        return Sampled(tokens, values)
+        return computed[1].greedy
 
     def forward(self, arrays: StepArrays) -> torch.Tensor:
         self._computed, self.helps = None, False
@@ -167,7 +164,7 @@ class ReplayExecutor(EagerExecutor):
         if not trusted:
             return self._compared(kind, arrays, hidden, recorded.head, chunk)
         if recorded.head is not None:
-            self._computed = hidden, recorded.head
+            self._computed = hidden[: kind.rows], recorded.head
             self._has_plugin = self.sampling.calls_plugins(arrays.draw_slots)
         return hidden
 
@@ -176,18 +173,17 @@ class ReplayExecutor(EagerExecutor):
         kind: _Kind,
         arrays: StepArrays,
         found: torch.Tensor,
-        head: _Head | None,
+        head: RecordedHead | None,
         chunk: PromptChunk | None,
     ) -> torch.Tensor:
         """What the layers give for a step that was replayed. The recording is used from now on if
         it gave the same bits, and otherwise never again."""
         found, self.helps = found.clone(), False
         hidden = super().forward(arrays)
-        equal = _same_bits(found, hidden)
+        equal = same_bits(found, hidden)
         if equal and head is not None:
-            equal = _same_bits(head.logits, self.decoder.logits(hidden, as_stored=True))
-            if head.largest is not None:
-                equal = equal and self._are_largest(head.logits, *head.largest)
+            logits = self.decoder.logits(hidden[: kind.rows], as_stored=True)
+            equal = head.equals(logits, self.sampling.vocab_size)
         if equal:
             self._trusted.add(kind)
         else:
@@ -195,14 +191,6 @@ class ReplayExecutor(EagerExecutor):
             if chunk is not None:
                 chunk.copy.added(chunk.start)
         return hidden
-
-    def _are_largest(self, logits: torch.Tensor, values: Floats, tokens: I64) -> bool:
-        """Whether these are each row's largest logit and its token; of a row with NaN, any."""
-        largest, places = logits[:, : self.sampling.vocab_size].float().max(dim=-1)
-        known = ~largest.isnan().numpy()
-        return np.array_equal(values, largest.numpy(), equal_nan=True) and np.array_equal(
-            tokens[known], places.numpy()[known]
-        )
 
     def _kind_of(self, arrays: StepArrays) -> _Kind | None:
         """The kind of a step that may be recorded."""
@@ -229,7 +217,7 @@ class ReplayExecutor(EagerExecutor):
         if self._inputs is None:
             self._inputs = FixedInputs(self.decoder, self._paged, self._spec)
         self._send(arrays, chunk)
-        head = chunk is None and arrays.decode_rows <= _HEAD_ROWS
+        head = 0 < arrays.decode_rows <= _HEAD_ROWS
         for with_head in (True, False) if head else (False,):
             # `CannotRecord`, or an error of a family's own code, which is not to know of this.
             with suppress(Exception):
@@ -252,14 +240,14 @@ class ReplayExecutor(EagerExecutor):
                 recording.end_layer()
             if with_head:
                 recording.least_rows = _HEAD_ROWS
-                logits = self.decoder.logits(x, as_stored=True)
+                logits = self.decoder.logits(x[:rows], as_stored=True)
                 if kernels is not None:
                     largest = kernels.largest(logits[:, : self.sampling.vocab_size])
                 recording.end_layer()
         calls, most = recording.made(), rows + MOST_CHUNK if chunk else rows
         hidden = x.as_strided((most, x.shape[1]), x.stride())
         found = None if largest is None else (largest[0].numpy(), largest[1].numpy())
-        made = None if logits is None else _Head(logits, found)
+        made = None if logits is None else RecordedHead(logits, found)
         return _Recorded(calls, hidden, made, len(x), min(most, calls.most_rows))
 
     def _send(self, arrays: StepArrays, chunk: PromptChunk | None) -> None:
@@ -271,7 +259,7 @@ class ReplayExecutor(EagerExecutor):
             if chunk is not None and arrays.sequences is not None:
                 # Copies of other sequences are dropped, since this step adds nothing to them.
                 end = chunk.start + chunk.tokens
-                kv.contiguous.of([(arrays.sequences[-1],)], [end], kv.block_size, growing=1)
+                kv.contiguous.of([(arrays.sequences[-1],)], [end], kv.block_size, prompts=[end])
             elif kv.contiguous.groups:
                 kv.contiguous.of([], [], kv.block_size)
 
@@ -292,8 +280,3 @@ class ReplayExecutor(EagerExecutor):
         self._seconds = time.perf_counter() - began
         if chunk is not None:
             chunk.copy.added(chunk.start + chunk.tokens)
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    bits = torch.int32 if one.dtype is torch.float32 else torch.int16
-    return torch.equal(one.view(bits), other.contiguous().view(bits))

@@ -62,6 +62,8 @@ class Sequences:
         self.contiguous = contiguous
         if contiguous:
             give_room(self.kv, 1 << 28)
+        #: Tokens of each sequence's prompt; None where they are not known.
+        self.prompt_lens: list[int] | None = None
         self.generator = torch.Generator().manual_seed(1)
         #: Whether native code may attend with rows of few query tokens.
         self.native = False
@@ -113,7 +115,10 @@ class Sequences:
 
     def batch(self, rows: list[tuple[int, Row]]) -> AttentionBatch:
         _, batch = batch_of([row for _, row in rows], [self.tables[i] for i, _ in rows], self.size)
-        return replace(batch, sequences=[i for i, _ in rows]) if self.contiguous else batch
+        if not self.contiguous:
+            return batch
+        lens = None if self.prompt_lens is None else [self.prompt_lens[i] for i, _ in rows]
+        return replace(batch, sequences=[i for i, _ in rows], prompt_lens=lens)
 
     def random(self, tokens: int, heads: int) -> torch.Tensor:
         values = torch.randn(tokens, heads, self.shape.head_dim, generator=self.generator)

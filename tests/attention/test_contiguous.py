@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -77,8 +78,8 @@ def test_only_new_tokens_are_added(
 def test_chunks_of_a_prompt_are_added(
     parts: int, products: bool, gathers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt's earlier chunks are gathered once, and again when it has outgrown its copy by
-    half. Rows that decode beside it keep theirs."""
+    """A prompt's earlier chunks are gathered once and, where its length is not known, again when it
+    has outgrown its copy by half. Rows that decode beside it keep theirs."""
     monkeypatch.setattr(prefill_module, "has_faster_product", lambda _: products)
     sequences = Sequences(Shape(kv_parts=parts), [700, 120, 120], contiguous=True)
     for i in (1, 2):
@@ -94,18 +95,52 @@ def test_chunks_of_a_prompt_are_added(
     assert gathers.count(1) == 2 * 2
 
 
+@pytest.fixture
+def _memory_of_nan() -> Iterator[None]:
+    """Have torch fill new memory with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_memory_of_nan")
+def test_a_prompt_of_known_length_is_gathered_once(gathers: list[int]) -> None:
+    """Its copy has room for all of it. Nobody reads that before it is written."""
+    sequences = Sequences(Shape(), [700], contiguous=True)
+    sequences.prompt_lens = [561]
+    gathers.clear()
+    at = 0
+    for count in [40, 64, 35, 70, 34, 100, 36, 90, 41, 51, 1, 1, 1]:
+        check(sequences, [(0, (at, count))], (0, 1))
+        at += count
+    # One that is alone is known from its first step on. Its first tokens see nothing cached.
+    assert gathers == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("room", "capacity"),
+    [(1000 + 32, 1032), (1000 + 31, 406), (150 + 256, 406), (150 + 255, None)],
+)
+def test_room_for_a_whole_prompt_or_for_half_as_many_tokens_again(
+    room: int, capacity: int | None
+) -> None:
+    pool = ContiguousKVPool(room * TOKEN, TOKEN, torch.float32)
+    copy = pool.begun((0,), 100, 1, 1000)
+    assert (copy and copy.capacity) == capacity
+
+
 def test_a_prompt_leaves_its_room_to_rows_that_decode() -> None:
     # 10 tokens, an eighth of them and 32 more are 43; of a prompt, half of them and 256 are 271.
     pool = ContiguousKVPool((43 + 271) * TOKEN, TOKEN, torch.float32)
     groups = [(0,), (1,)]
     for _ in range(2):
-        decode, chunk = pool.of(groups, [10, 10], 1, growing=1)
+        decode, chunk = pool.of(groups, [10, 10], 1, prompts=[0])
     assert decode is not None
     assert chunk is not None
     place = weakref.ref(chunk.memory)
     del chunk
     # The row that decodes has outgrown its copy, and the spare memory of that.
-    decode, chunk = pool.of(groups, [44, 10], 1, growing=1)
+    decode, chunk = pool.of(groups, [44, 10], 1, prompts=[0])
     assert decode is not None
     assert chunk is None
     assert place() is None

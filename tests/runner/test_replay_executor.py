@@ -398,6 +398,28 @@ def test_greedy_tokens_are_found_by_the_recorded_calls(
     assert (len(sampled), len(replays)) == (6 + 21, 17)
 
 
+@needs_chunks
+def test_greedy_tokens_beside_a_chunk_are_found_by_the_recorded_calls(
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
+) -> None:
+    """Not in the step of the prompt's last chunk, which draws, too."""
+    hand, right = hands(WIDE, blocks=BLOCKS)
+    sizes, sampled = [24] * 5 + [40] + [24] * 6, []
+    sample = SamplingState.sample
+
+    def counted(self: SamplingState, logits: torch.Tensor, *more: Any) -> Any:
+        sampled.append(len(logits))
+        return sample(self, logits, *more)
+
+    monkeypatch.setattr(SamplingState, "sample", counted)
+    found = chunks(hand, sizes, 3)
+    # The prompts of three rows, five steps until one of another size is compared, that one, and the
+    # last. The steps after it have four rows, of which one asks for probabilities.
+    assert sampled == [3] * 7 + [4] * 7
+    assert found == chunks(right, sizes, 3)
+    assert len(replays) == 7 + 2
+
+
 def test_a_recording_with_nan_is_used(hands: MakeHands, replays: list[int]) -> None:
     """The step that is compared has a row of NaN."""
     hand, right = hands(WIDE)

@@ -105,7 +105,10 @@ class RecordedCalls:
         self._calls = aligned(self._given.size, np.int64).reshape(self._given.shape)
         self._ends = list(ends)
         self.in_parts = any(call.parts for call in calls)
-        self.most_rows = min((call.most_rows for call in calls), default=inf)
+        # Calls for decode rows alone have as many in every step.
+        decodes = None if chunk is None else chunk.rows
+        counted = (c for c in calls if c.rows is None or c.fields[c.rows] != decodes)
+        self.most_rows = min((call.most_rows for call in counted), default=inf)
         # Its memory is what the calls write.
         self._arena = arena
         self._run = run
