@@ -17,6 +17,7 @@ from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import InputBatch, StepArrays, integers, spread
 from asyncinfer.runner.pending_step import EagerResults, PendingStep, StepBuffers
 from asyncinfer.runner.predictions import Predictions
+from asyncinfer.runner.prompt_states import chunk_peaks, pooled
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory, guide, score_tokens, upload
 from asyncinfer.scheduler import Join, Step
 
@@ -26,6 +27,8 @@ I64 = npt.NDArray[np.int64]
 
 #: Prompt positions whose logits exist at once.
 _SCORED_AT_ONCE = 256
+#: What a step without draws has drawn, and the peaks of that.
+_NOTHING = torch.empty(0, dtype=torch.float32)
 
 
 class EagerExecutor:
@@ -75,8 +78,11 @@ class EagerExecutor:
         #: The states of the step that is being computed; None where no layer has one.
         self._states: StatePass | None = None
 
-    #: Whether threads of the last step did what one of them left undone when it lost its core.
-    helps = False
+    @property
+    def helps(self) -> bool:
+        """Whether threads of the last step did what one of them left undone when it lost its
+        core."""
+        return False
 
     def change(self, step: Step, joins: Sequence[Join]) -> list[tuple[int, I64, I64]]:
         """Apply the changes before the rows are computed: `joins` (the step's; none if the step is
@@ -93,11 +99,13 @@ class EagerExecutor:
     def run(self, step: Step, buffers: StepBuffers) -> PendingStep:
         """Start the rows of a step, and the copy of their results into `buffers`. Raises torch's
         error where the device has no memory."""
-        tensors = [torch.empty(0, dtype=torch.float32)] * 2
+        tensors = [_NOTHING, _NOTHING]
         if not step.slots:
             results = EagerResults()
         else:
             arrays = self.inputs.build(step)
+            if (deferred := self.defer(step, arrays, buffers)) is not None:
+                return deferred
             hidden = self.forward(arrays)
             self._fill_masks(step)
             results = EagerResults(
@@ -109,13 +117,14 @@ class EagerExecutor:
             if len(arrays.draw_rows):
                 tensors = results.keep(self._draw(step, arrays, hidden))
             if 0 in step.samples or (self._local and len(hidden) > len(arrays.draw_rows)):
-                tensors.append(self._chunk_peaks(results, step, arrays, hidden))
+                tensors.append(chunk_peaks(results, step, arrays, hidden, every=self._local))
             for row, top in step.prompt_logprobs.items():
                 tensors += self._score_prompt(step, row, int(arrays.first_tokens[row]), hidden, top)
             for row, pooling in step.poolings.items():
-                tensors.append(
-                    self._pool(step, row, int(arrays.first_tokens[row]), hidden, pooling)
-                )
+                first = int(arrays.first_tokens[row])
+                left = int(self.inputs.prompt_lens[step.slots[row]]) - step.starts[row]
+                end = first + min(step.counts[row], left)
+                tensors.append(pooled(self.decoder, hidden[first:end], pooling))
             if self._predictions is not None:
                 results.predicted, further = self._predictions.of(step, arrays, hidden, tensors[0])
                 tensors += further
@@ -125,6 +134,15 @@ class EagerExecutor:
             self._states.commit()
             self._states = None
         return PendingStep(buffers, results.read)
+
+    def settle(self, step: Step) -> None:
+        """Compute the steps that were deferred, if `step` cannot be computed with them. Called
+        before the step's changes are applied."""
+
+    def defer(self, step: Step, arrays: StepArrays, buffers: StepBuffers) -> PendingStep | None:
+        """Leave the step for later, so that it is computed with those that follow it; None where it
+        is to be computed now."""
+        return None
 
     def lost(self, step: Step) -> None:
         """The step was retracted: how far its rows were computed is unknown."""
@@ -249,23 +267,6 @@ class EagerExecutor:
         sampled.tokens.index_copy_(0, after, sampled.tokens.index_select(0, at))
         return sampled
 
-    def _chunk_peaks(
-        self, results: EagerResults, step: Step, arrays: StepArrays, hidden: torch.Tensor
-    ) -> torch.Tensor:
-        """float32 `[chunks]`: the largest number in the hidden states of each row with tokens that
-        nothing is drawn from. It tells whether these are finite, as KV and states that other
-        requests will find must be. Attention to all tokens carries NaN and inf to the last one."""
-        draws, counts = np.array(step.samples), np.array(step.counts)
-        rows = np.flatnonzero(counts > draws if self._local else draws == 0)
-        results.chunks = rows.tolist()
-        first, counts = arrays.first_tokens[rows], (counts - draws)[rows]
-        if self._local:
-            # Local layers do not carry a token's NaN to later ones, so all tokens are looked at.
-            spans = zip(first.tolist(), counts.tolist(), strict=True)
-            return torch.stack([hidden[at : at + n].abs().amax() for at, n in spans]).float()
-        states = hidden.index_select(0, *upload(hidden.device, first + counts - 1))
-        return states.abs().amax(dim=-1).float()
-
     def _score_prompt(
         self, step: Step, row: int, first: int, hidden: torch.Tensor, top: int
     ) -> list[torch.Tensor]:
@@ -284,17 +285,3 @@ class EagerExecutor:
             for i in range(0, max(count, 1), _SCORED_AT_ONCE)
         ]
         return [torch.cat(column) for column in zip(*parts, strict=True)]
-
-    def _pool(
-        self, step: Step, row: int, first: int, hidden: torch.Tensor, pooling: str
-    ) -> torch.Tensor:
-        """float32 `[hidden]` of the row's prompt tokens: the last one's state, or their sum."""
-        left = int(self.inputs.prompt_lens[step.slots[row]]) - step.starts[row]
-        end = first + min(step.counts[row], left)
-        if pooling == "last":
-            return self.decoder.normed(hidden[end - 1 : end])[0].float()
-        total = torch.zeros(hidden.shape[1], device=hidden.device, dtype=torch.float32)
-        for i in range(first, end, _SCORED_AT_ONCE):
-            part = hidden[i : min(i + _SCORED_AT_ONCE, end)]
-            total += self.decoder.normed(part).float().sum(dim=0)
-        return total

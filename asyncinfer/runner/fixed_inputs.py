@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,17 @@ class PromptChunk:
         return ChunkKV(self.rows, self.tokens, self.start, *place)
 
 
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Inputs of a step that differ from those of the one before."""
+
+    #: int64 `[tokens]`, and int32 `[rows]`.
+    positions: I64
+    lengths: npt.NDArray[np.int32]
+    #: By cache: see `_slots`.
+    slots: list[I64]
+
+
 class FixedInputs:
     """The inputs of decode rows, and of a chunk of a prompt after them, in tensors that stay where
     they are."""
@@ -86,38 +97,45 @@ class FixedInputs:
         self._angles = [tuple(each.contiguous().clone() for each in pair) for pair in angles]
         #: What each of them is looked up in; None where torch computes them.
         self._sources = _sources(decoder)
-        self._tokens, self._positions = np.zeros((2, most), np.int64)
-        self._lengths = np.ones(rows, np.int32)
-        #: By cache.
+        self._tokens = np.zeros(most, np.int64)
+        #: By cache. A table only grows, so that a later step's serves an earlier one of the same
+        #: sequences, too.
         self._tables = [np.zeros((rows, spec.table_width), np.int32) for _ in paged]
-        self._slots = [np.zeros((2, most * kv.storage.shape[3]), np.int64) for _, kv in paged]
+        self._most_rows = rows
+        #: What recorded calls read, and then what they will read in later steps.
+        self._numbers = [self._made_numbers(most)]
         #: Where a chunk's tokens go in its copy, and the heads of rows in the results.
         heads = max((kv.storage.shape[3] for _, kv in paged), default=0)
         self._places = np.zeros(MOST_CHUNK * heads, np.int64)
         self._order = torch.arange(rows * config.num_heads)
 
+    @property
+    def looks_up(self) -> bool:
+        """Whether recorded calls look up tokens' vectors and angles, and torch computes neither."""
+        return self._sources is not None
+
     def send(
         self,
         arrays: StepArrays,
-        tokens: npt.NDArray[np.int32],
+        tokens: npt.NDArray[np.int32] | None,
         chunk: PromptChunk | None,
+        place: int = 0,
     ) -> None:
-        """Put the inputs of a step there: `tokens` `[tokens]`."""
-        count, rows = len(tokens), arrays.decode_rows
-        vocab_size = self._decoder.config.vocab_size
+        """Put the inputs of a step there: `tokens` `[tokens]`, None if the step before draws them.
+        `place` is 0 for the next step, 1 for the one after it, which `load` begins, and so on."""
+        count, rows = len(arrays.positions), arrays.decode_rows
         # Nobody looks any more in recorded calls.
-        if tokens.min() < 0 or tokens.max() >= vocab_size:
-            wrong = tokens.max() if tokens.max() >= vocab_size else tokens.min()
-            raise IndexError(f"token {wrong} is not from 0 to {vocab_size - 1}")
         if arrays.positions.max() >= self._decoder.max_context:
             last = self._decoder.max_context - 1
             raise IndexError(f"position {arrays.positions.max()} is not from 0 to {last}")
-        self._tokens[:count] = tokens
-        self._positions[:count] = arrays.positions
-        if self._sources is None:
-            self._compute(count)
-        self._lengths[:rows] = arrays.seq_lens[:rows]
-        caches = zip(self._paged, self._tables, self._slots, strict=True)
+        if place == len(self._numbers):
+            self._numbers.append(self._made_numbers(self._most_rows))
+        numbers = self._numbers[place]
+        numbers.positions[:count] = arrays.positions
+        if tokens is not None:
+            self._send_tokens(tokens)
+        numbers.lengths[:rows] = arrays.seq_lens[:rows]
+        caches = zip(self._paged, self._tables, numbers.slots, strict=True)
         for (number, kv), tables, slots in caches:
             given, mapping = arrays.block_tables[number], arrays.slot_mapping[number]
             tables[:rows, : given.shape[1]] = given[:rows]
@@ -131,9 +149,43 @@ class FixedInputs:
             places = arrays.positions[rows:, None] + np.arange(0, kv_heads * capacity, capacity)
             self._places[: places.size] = places.ravel()
 
+    def load(self, place: int, drawn: I64) -> None:
+        """Record that a later step of the same decode rows begins: its inputs become those that
+        recorded calls read, and its tokens are those that the step before has `drawn` `[rows]`."""
+        assert self._sources is not None
+        kernels, rows = self._sources[0], len(drawn)
+        now, then = self._numbers[0], self._numbers[place]
+        copies: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = [
+            (self._tokens[:rows], drawn),
+            (now.positions[:rows], then.positions[:rows]),
+        ]
+        copies.append((now.lengths[:rows], then.lengths[:rows]))
+        for (_, kv), into, of in zip(self._paged, now.slots, then.slots, strict=True):
+            count = rows * kv.storage.shape[3]
+            copies += [(one[:count], other[:count]) for one, other in zip(into, of, strict=True)]
+        for one, other in copies:
+            kernels.copy(torch.from_numpy(one), torch.from_numpy(other))
+
+    def _made_numbers(self, tokens: int) -> _Numbers:
+        return _Numbers(
+            np.zeros(tokens, np.int64),
+            np.ones(self._most_rows, np.int32),
+            [np.zeros((2, tokens * kv.storage.shape[3]), np.int64) for _, kv in self._paged],
+        )
+
+    def _send_tokens(self, tokens: npt.NDArray[np.int32]) -> None:
+        vocab_size, count = self._decoder.config.vocab_size, len(tokens)
+        if tokens.min() < 0 or tokens.max() >= vocab_size:
+            wrong = tokens.max() if tokens.max() >= vocab_size else tokens.min()
+            raise IndexError(f"token {wrong} is not from 0 to {vocab_size - 1}")
+        self._tokens[:count] = tokens
+        if self._sources is None:
+            self._compute(count)
+
     def _compute(self, count: int) -> None:
         """Put vectors and angles of so many tokens there, by torch."""
-        tokens, positions = (torch.from_numpy(x[:count]) for x in (self._tokens, self._positions))
+        given = self._tokens, self._numbers[0].positions
+        tokens, positions = (torch.from_numpy(each[:count]) for each in given)
         self._embedded[:count].copy_(self._decoder.embedding(tokens, positions))
         for fixed, made in zip(self._angles, self._decoder.angles(positions), strict=True):
             for into, each in zip(fixed, made, strict=True):
@@ -145,7 +197,8 @@ class FixedInputs:
         if self._sources is None:
             return
         kernels, tables = self._sources
-        tokens, positions = torch.from_numpy(self._tokens), torch.from_numpy(self._positions)
+        tokens = torch.from_numpy(self._tokens)
+        positions = torch.from_numpy(self._numbers[0].positions)
         looked_up = [(self._embedded, tokens)]
         looked_up += [(each, positions) for pair in self._angles for each in pair]
         for (into, places), table in zip(looked_up, tables, strict=True):
@@ -160,11 +213,12 @@ class FixedInputs:
         attends: dict[int, FixedRows] = {}
         count = rows + (chunk.tokens if chunk else 0)
         scale = self._decoder.config.query_scale
-        caches = zip(self._paged, self._tables, self._slots, strict=True)
+        numbers = self._numbers[0]
+        caches = zip(self._paged, self._tables, numbers.slots, strict=True)
         for (_, kv), tables, slots in caches:
             heads = kv.storage.shape[3]
             keys, values = (torch.from_numpy(each[: count * heads]) for each in slots)
-            lengths = torch.from_numpy(self._lengths[:rows])
+            lengths = torch.from_numpy(numbers.lengths[:rows])
             given = torch.from_numpy(tables[:rows])
             fixed_chunk = None
             if chunk is not None:

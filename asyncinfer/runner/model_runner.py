@@ -136,6 +136,7 @@ class ModelRunner:
         """
         if self._threads is not None:
             self._threads.adapt(helps=self.executor.helps)
+        self.executor.settle(step)
         staged: list[torch.Tensor] = []
         buffers = None
         try:
@@ -182,8 +183,7 @@ class ModelRunner:
         self.stop_replaying("Triton's kernels are in them")
 
     def leave_flashinfer(self, fault: str) -> bool:
-        """Continue with our own kernels in place of FlashInfer's; False if they are in use already.
-        Raises as `distrust` does."""
+        """Leave FlashInfer for our own kernels; False if that was done. Raises as `distrust`."""
         caches = [kv for kv in self.kv if isinstance(kv, KVCache) and kv.flashinfer is not None]
         if not caches:
             return False
@@ -234,9 +234,9 @@ class ModelRunner:
         return [self.history.stage(tokens) for tokens in told], self._buffers.take()
 
     def _apply(self, step: Step, staged: list[torch.Tensor]) -> None:
-        """Make the step's changes. `staged` holds the tokens of its joins, those forced and those
-        drafted. Where there was no memory for them it is empty, and no slot is joined: the step is
-        taken back, and the next one leaves the slots that were to join or had tokens forced."""
+        """Make the step's changes. `staged` is of `_reserve`. Where that had no memory it is empty,
+        and no slot is joined: the step is taken back, and the next one leaves the slots that were
+        to join or had tokens forced."""
         joins, forced, drafts = (step.joins, step.forced, step.drafts) if staged else ([], [], {})
         for slot in step.leaves:
             self._sampling.leave(slot)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,9 +28,12 @@ from asyncinfer.models import Decoder
 from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.fixed_inputs import MOST_CHUNK, FixedInputs, PromptChunk, can_record
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
+from asyncinfer.runner.pending_step import PendingStep, StepBuffers
 from asyncinfer.runner.recorded_head import RecordedHead, same_bits
+from asyncinfer.runner.replayer import Replayer
+from asyncinfer.runner.step_chain import DeferredSteps, StepChain, draws_largest
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory
-from asyncinfer.scheduler import RunnerSpec
+from asyncinfer.scheduler import RunnerSpec, Step
 
 __all__ = ["ReplayExecutor"]
 
@@ -42,9 +44,6 @@ _STEPS: Final = 4
 #: The most rows whose head is recorded. The recordings of all numbers of rows share the memory of
 #: so many rows' logits.
 _HEAD_ROWS: Final = 32
-#: Seconds of a replay above which the next one is made layer by layer, since a program may end
-#: between two layers.
-_LONG: Final = 0.25
 
 
 class _Kind(NamedTuple):
@@ -70,15 +69,13 @@ class _Recorded(NamedTuple):
 class ReplayExecutor(EagerExecutor):
     """An `EagerExecutor` that replays the layers of steps in which each row has one query token, or
     all but a last one, with a chunk of a prompt, where a CPU's native code computes all of them.
-    The head of few rows that decode is replayed with them, if native code computes it, and without
-    the chunk: mostly nothing is drawn after it.
-    Python's part of such a step is longer than that of the numbers in a small model, and holds the
-    GIL.
+    The head of few rows that decode is replayed with them, if native code computes it. Python's
+    part of such a step is longer than that of the numbers in a small model, and holds the GIL.
 
     Each kind of steps has a recording of its own. The next step of the kind, of those with a chunk
     the next one of another number of tokens, is computed by both it and the layers. It is used from
     then on if they gave the same bits; otherwise the layers are called in every step, as they are
-    for all other steps.
+    for all other steps. Steps that draw their rows' largest logits are deferred, see `StepChain`.
     """
 
     def __init__(
@@ -96,7 +93,7 @@ class ReplayExecutor(EagerExecutor):
         self._can_record = can_record(decoder, kv)
         if self._can_record:
             prepare_recording(decoder.dtype)
-        self._most_threads = torch.get_num_threads()
+        self._replay = Replayer(decoder)
         self._arena = Arena()
         self._inputs: FixedInputs | None = None
         #: None where there cannot be one.
@@ -107,10 +104,28 @@ class ReplayExecutor(EagerExecutor):
         self._limits: dict[_Kind, int] = {}
         #: Steps that could have been recorded.
         self._steps = Counter[_Kind]()
-        self._seconds = 0.0
         #: The hidden states of the last step's decode rows, and what the head made of them.
         self._computed: tuple[torch.Tensor, RecordedHead] | None = None
         self._has_plugin = False
+        #: By their rows; None where there cannot be one.
+        self._chains: dict[int, StepChain | None] = {}
+        self._deferred = DeferredSteps(history, self._replay)
+
+    @property
+    def helps(self) -> bool:
+        return self._replay.helps
+
+    def settle(self, step: Step) -> None:
+        if not self._deferred.precede(step):
+            self._deferred.compute()
+
+    def defer(self, step: Step, arrays: StepArrays, buffers: StepBuffers) -> PendingStep | None:
+        chain = self._chain_of(step, arrays)
+        if chain is None:
+            self._deferred.compute()
+            return None
+        self._send(arrays, None, self._deferred.count)
+        return PendingStep(buffers, self._deferred.add(step, arrays, chain))
 
     def drawn(self, hidden: torch.Tensor, tokens: I64) -> torch.Tensor:
         if self._computed is not None:
@@ -134,7 +149,7 @@ class ReplayExecutor(EagerExecutor):
         return computed[1].greedy
 
     def forward(self, arrays: StepArrays) -> torch.Tensor:
-        self._computed, self.helps = None, False
+        self._computed, self._replay.helps = None, False
         kind = self._kind_of(arrays)
         if kind is None:
             return super().forward(arrays)
@@ -151,6 +166,22 @@ class ReplayExecutor(EagerExecutor):
                 self._limits[kind] = tokens // 2 if kind.chunk and made is None else 0
         return super().forward(arrays)
 
+    def _chain_of(self, step: Step, arrays: StepArrays) -> StepChain | None:
+        """The chain that a step belongs to; None where it draws by more than its rows' largest
+        logits, or its recording is not used."""
+        rows, kind = arrays.decode_rows, self._kind_of(arrays)
+        if kind not in self._trusted or kind.chunk or self._replay.is_long:
+            return None
+        if not draws_largest(step) or self.sampling.uses(arrays.draw_slots):
+            return None
+        if rows not in self._chains:
+            self._chains[rows] = None
+            recorded, kernels = self._recorded[kind], end_kernels(self.decoder.dtype)
+            if recorded and recorded.head and recorded.head.largest and self._inputs and kernels:
+                given = self._inputs, recorded.calls, recorded.head.largest, kernels
+                self._chains[rows] = StepChain(*given, self._replay.most_threads)
+        return self._chains[rows]
+
     def _recorded_step(self, kind: _Kind, recorded: _Recorded, arrays: StepArrays) -> torch.Tensor:
         """The hidden states of a step for whose kind there is a recording."""
         tokens, trusted = len(arrays.positions), kind in self._trusted
@@ -159,7 +190,11 @@ class ReplayExecutor(EagerExecutor):
         chunk = self._chunk_of(arrays) if kind.chunk and replays else None
         if kind.chunk and chunk is None:
             return super().forward(arrays)
-        self._replay(recorded.calls, arrays, chunk)
+        self._send(arrays, chunk)
+        longest, kv = int(arrays.seq_lens.max()), chunk.kv if chunk else None
+        self._replay(recorded.calls, longest, kv)
+        if chunk is not None:
+            chunk.copy.added(chunk.start + chunk.tokens)
         hidden = recorded.hidden[:tokens]
         if not trusted:
             return self._compared(kind, arrays, hidden, recorded.head, chunk)
@@ -178,7 +213,7 @@ class ReplayExecutor(EagerExecutor):
     ) -> torch.Tensor:
         """What the layers give for a step that was replayed. The recording is used from now on if
         it gave the same bits, and otherwise never again."""
-        found, self.helps = found.clone(), False
+        found, self._replay.helps = found.clone(), False
         hidden = super().forward(arrays)
         equal = same_bits(found, hidden)
         if equal and head is not None:
@@ -229,7 +264,7 @@ class ReplayExecutor(EagerExecutor):
         where there cannot be one."""
         assert self._inputs is not None
         kv = chunk.kv if chunk else None
-        recording = Recording(self._arena, self._most_threads, kv, MOST_CHUNK)
+        recording = Recording(self._arena, self._replay.most_threads, kv, MOST_CHUNK)
         x, one = self._inputs.first(rows, self._spec.max_context, chunk)
         logits = largest = None
         kernels = end_kernels(self.decoder.dtype)
@@ -250,11 +285,12 @@ class ReplayExecutor(EagerExecutor):
         made = None if logits is None else RecordedHead(logits, found)
         return _Recorded(calls, hidden, made, len(x), min(most, calls.most_rows))
 
-    def _send(self, arrays: StepArrays, chunk: PromptChunk | None) -> None:
-        """Put the inputs of a step where recorded calls read them."""
+    def _send(self, arrays: StepArrays, chunk: PromptChunk | None, place: int = 0) -> None:
+        """Put the inputs of a step where recorded calls read them. `place`: in its chain."""
         assert self._inputs is not None
         places = self.history.places(arrays.token_slots, arrays.positions)
-        self._inputs.send(arrays, self.history.on_host(places), chunk)
+        tokens = None if place else self.history.on_host(places)
+        self._inputs.send(arrays, tokens, chunk, place)
         for _, kv in self._paged:
             if chunk is not None and arrays.sequences is not None:
                 # Copies of other sequences are dropped, since this step adds nothing to them.
@@ -262,21 +298,3 @@ class ReplayExecutor(EagerExecutor):
                 kv.contiguous.of([(arrays.sequences[-1],)], [end], kv.block_size, prompts=[end])
             elif kv.contiguous.groups:
                 kv.contiguous.of([], [], kv.block_size)
-
-    def _replay(self, calls: RecordedCalls, arrays: StepArrays, chunk: PromptChunk | None) -> None:
-        self._send(arrays, chunk)
-        self.helps = calls.in_parts
-        threads = min(torch.get_num_threads(), self._most_threads)
-        began, longest = time.perf_counter(), int(arrays.seq_lens.max())
-        between = self.decoder.between_layers
-        kv = chunk.kv if chunk else None
-        if self._seconds <= _LONG or between is None:
-            calls.replay(threads, longest, kv)
-            if between is not None:
-                between()
-        else:
-            for _ in calls.replay_layers(threads, longest, kv):
-                between()
-        self._seconds = time.perf_counter() - began
-        if chunk is not None:
-            chunk.copy.added(chunk.start + chunk.tokens)

@@ -72,16 +72,23 @@ class TokenHistory:
         return self.flat.index_select(0, places).long()
 
     def on_host(self, places: I64) -> npt.NDArray[np.int32]:
-        """The tokens at `places`, of a history on a CPU. Python keeps the GIL, which torch's
-        operators give up."""
+        """The tokens at `places`, of a history on a CPU."""
+        return self._on_host()[places]
+
+    def _on_host(self) -> npt.NDArray[np.int32]:
+        """`flat` of a history on a CPU. Python keeps the GIL, which torch's operators give up."""
         if self._host is None:
             self._host = self.flat.numpy()
-        return self._host[places]
+        return self._host
 
     def write(self, slots: I64, positions: I64, tokens: torch.Tensor) -> None:
         """Put `tokens` int64 `[n]` at each `(slot, position)`; no pair occurs twice."""
         self.reserve(int(positions.max(initial=-1)) + 1)
-        (index,) = upload(self.device, self.places(slots, positions))
+        places = self.places(slots, positions)
+        if self.device.type == "cpu":
+            self._on_host()[places] = tokens.numpy()
+            return
+        (index,) = upload(self.device, places)
         self.flat.index_copy_(0, index, tokens.int())
 
     def window(self, slots: I64, starts: I64, stops: I64) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from math import inf
 from typing import Final
 
@@ -57,9 +57,11 @@ class Pace:
         #: The most steps in flight.
         self.ahead = self._least
 
-    def wants(self, in_flight: Collection[Step]) -> bool:
+    def wants(self, in_flight: Sequence[Step]) -> bool:
         """Whether another step should be launched while these are in flight. Pages of windows are
         set aside for `FULL_STEPS` steps of the most tokens."""
+        if in_flight and len(in_flight) < in_flight[-1].chained:
+            return True
         if len(in_flight) >= self.ahead:
             return False
         return len(in_flight) < FULL_STEPS or (

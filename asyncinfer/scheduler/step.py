@@ -75,9 +75,9 @@ class PageChanges:
 
 @dataclass(slots=True)
 class Step:
-    """The scheduler writes all of it except `handle`. A runner applies, in this order: `leaves`;
-    `joins` and `forced`, which never share a slot; then for each group it grows the tables,
-    rewinds the states and copies the pages. Then it computes the rows."""
+    """The scheduler writes all of it but `handle` and `chained`. A runner applies, in this order:
+    `leaves`; `joins` and `forced`, which never share a slot; then for each group it grows the
+    tables, rewinds the states and copies the pages. Then it computes the rows."""
 
     number: int
     #: The rows: the slot of each.
@@ -124,6 +124,9 @@ class Step:
     #: What `StepRunner.launch` returned, for `collect`; None unless the step is in flight. The
     #: decode loop writes it.
     handle: object = None
+    #: How many steps the runner would compute in one go, this one among them; 0: it computes this
+    #: one when it is launched. The runner writes it.
+    chained: int = 0
 
     #: What came out of each row, once the step is committed: new answer tokens, none inside a
     #: prompt. None where nothing was committed, since the row failed or its sequence had ended.

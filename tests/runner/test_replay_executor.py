@@ -28,9 +28,11 @@ from asyncinfer.layers import DecoderLayer, ForwardPass, RopeConfig
 from asyncinfer.models import Decoder, ModelConfig, tensor_table
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.runner import replay_executor as module
+from asyncinfer.runner import replayer
+from asyncinfer.runner.chain_pace import ChainPace
 from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.sampling import SamplingState
-from asyncinfer.scheduler import ChosenSampler
+from asyncinfer.scheduler import ChosenSampler, ForcedTokens, PageChanges, Step
 
 pytestmark = pytest.mark.skipif(not available(), reason="no native code for this processor")
 
@@ -62,7 +64,7 @@ def laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The longest row of each replay, all of which are made at once."""
-    monkeypatch.setattr(module, "_LONG", inf)
+    monkeypatch.setattr(replayer, "_LONG", inf)
     seen: list[int] = []
     replay = RecordedCalls.replay
 
@@ -310,7 +312,7 @@ def test_a_long_replay_is_made_layer_by_layer(
     monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
 ) -> None:
     """The interpreter can be left between two layers."""
-    monkeypatch.setattr(module, "_LONG", -1.0)
+    monkeypatch.setattr(replayer, "_LONG", -1.0)
     hand, right = hands(WIDE)
     between: list[None] = []
     expected = decode(right, 8)
@@ -456,18 +458,105 @@ def test_look_ups_that_are_others_are_not_used(
     assert len(replays) == 1
 
 
-def test_results_outlive_the_next_replay(hands: MakeHands, replays: list[int]) -> None:
-    """Several steps may be under way."""
+def launched(hand: Any, steps: range, rows: Sequence[int] = range(ROWS)) -> list[object]:
+    """Handles of steps after `decode`."""
+    handles = []
+    for step in steps:
+        for slot in rows:
+            hand.row(slot, 3 + 2 * slot + step, 1)
+        handles.append(hand.launch())
+    return handles
+
+
+@pytest.mark.parametrize(("count", "made"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (9, 3)])
+def test_steps_in_flight_are_computed_in_one_go(
+    count: int, made: int, hands: MakeHands, replays: list[int]
+) -> None:
+    """Up to four. They pass ends of blocks."""
     hand, right = hands(WIDE)
     decode(hand, 8, logprobs=None)
-    before, steps = len(replays), []
-    for step in range(8, 11):
+    for first in (8, 8 + count):
+        before = len(replays)
+        handles = launched(hand, range(first, first + count))
+        found = [hand.runner.collect(handle).tokens for handle in handles]
+        assert len(replays) == before + made
+        expected = decode(right, first + count, logprobs=None)[first + 1 :]
+        assert found == [tokens for tokens, _ in expected]
         for slot in range(ROWS):
-            hand.row(slot, 3 + 2 * slot + step, 1)
-        steps.append(hand.launch())
-    assert len(replays) == before + 3
-    late = [hand.runner.collect(step).tokens for step in steps]
-    assert late == [tokens for tokens, _ in decode(right, 11, logprobs=None)[9:]]
+            right.leave(slot)
+    assert decode(right, 8 + 2 * count, logprobs=None)
+    for slot in range(ROWS):
+        assert torch.equal(
+            *(kept(each, slot, 3 + 2 * slot + 8 + 2 * count) for each in (hand, right))
+        )
+
+
+def kept(hand: Any, slot: int, tokens: int) -> torch.Tensor:
+    """Keys and values of a slot's first tokens."""
+    pages = hand.kv.storage[:, :, hand.tables[slot]].transpose(2, 3)
+    return pages.flatten(3, 4)[..., :tokens, :]
+
+
+@pytest.mark.parametrize("change", ["fewer", "leave", "join", "forced", "copy", "logprobs"])
+def test_what_changes_ends_a_chain(change: str, hands: MakeHands, replays: list[int]) -> None:
+    """Steps in flight are computed before it."""
+    found = []
+    for hand in hands(WIDE):
+        decode(hand, 8, logprobs=None)
+        handles = launched(hand, range(8, 10))
+        rows = list(range(ROWS))
+        if change == "fewer":
+            rows.remove(1)
+        elif change == "leave":
+            hand.leave(1)
+            rows.remove(1)
+        elif change == "forced":
+            start = 3 + 2 * 1 + 10
+            hand.plan.forced.append(ForcedTokens(1, start, [7]))
+        elif change == "copy":
+            old, new = hand.tables[2][-1], hand.free.pop(0)
+            hand.plan.groups[0].copies.append((old, new))
+            hand.plan.groups[0].grown.append((2, len(hand.tables[2]) - 1, new))
+            hand.tables[2][-1] = new
+        elif change == "logprobs":
+            hand.plan.prompt_logprobs[0] = 1
+        elif change == "join":
+            hand.leave(1)
+            hand.join(1, [5, 6, 7])
+            hand.row(1, 0, 3)
+            handles.append(hand.launch())
+            rows.remove(1)
+        if change != "join":
+            handles += launched(hand, range(10, 13), rows)
+        drawn = [hand.runner.collect(handle).tokens for handle in handles]
+        found.append((drawn, kept(hand, 2, 3 + 2 * 2 + 12).tolist()))
+    assert found[0] == found[1]
+
+
+def test_a_step_in_flight_says_how_many_are_computed_in_one_go(
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
+) -> None:
+    monkeypatch.setattr(ChainPace, "steps", 3)
+    hand, _ = hands(WIDE)
+    decode(hand, 8, logprobs=None)
+    for decodes, chained in ((ROWS, 3), (0, 1)):
+        for slot in range(ROWS):
+            hand.row(slot, 3 + 2 * slot + 8, 1)
+        plan, hand.plan = hand.plan, Step(0, groups=[PageChanges()])
+        plan.decodes = decodes
+        assert plan.chained == 0
+        handle = hand.runner.launch(plan)
+        assert plan.chained == chained
+        hand.runner.collect(handle)
+    # One that asks for more than its likeliest token is computed when it is launched.
+    hand, _ = hands(WIDE)
+    decode(hand, 8)
+    for slot in range(ROWS):
+        hand.row(slot, 3 + 2 * slot + 8, 1)
+    plan, before = hand.plan, len(replays)
+    handle = hand.launch()
+    assert (plan.chained, len(replays)) == (0, before + 1)
+    hand.runner.collect(handle)
 
 
 def test_what_is_not_in_a_table_is_refused(hands: MakeHands, replays: list[int]) -> None:

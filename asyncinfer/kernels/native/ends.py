@@ -20,6 +20,8 @@ __all__ = ["EndKernels", "end_kernels", "prepare_recording"]
 #: Arguments of each function.
 _ARGUMENTS = dict(zip(NAMES, (4, 5), strict=True))
 _DTYPES = ("torch.float32", "torch.bfloat16")
+#: The place of the first row.
+_FIRST = torch.zeros(1, dtype=torch.int64)
 
 
 class EndKernels(RowKernels):
@@ -45,6 +47,11 @@ class EndKernels(RowKernels):
         addresses = y.data_ptr(), x.data_ptr(), places.data_ptr()
         self.call("take", len(places), size, *addresses, size * x.dtype.itemsize)
         return True
+
+    def copy(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        """Copy `x` to `y`, both `[size]` of one dtype and without gaps."""
+        copied = self.take(y[None], x[None], _FIRST)
+        assert copied
 
     def largest(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """`x.max(dim=-1)` of `x` `[rows, size]`: float32 values and the int64 places of the first

@@ -72,8 +72,8 @@ class RecordedCalls:
     """
 
     __slots__ = (
-        *("_above", "_arena", "_calls", "_chunk", "_ends", "_given", "_kinds", "_run", "_tasks"),
-        *("_work", "in_parts", "most_rows"),
+        *("_above", "_arena", "_calls", "_chunk", "_ends", "_given", "_kinds", "_run", "_source"),
+        *("_tasks", "_work", "in_parts", "most_rows"),
     )
 
     def __init__(
@@ -85,6 +85,7 @@ class RecordedCalls:
         chunk: ChunkKV | None = None,
     ) -> None:
         """`run`: the function of `team_code`."""
+        self._source = calls
         starts = np.cumsum([0, *(len(call.fields) for call in calls)])
         fields = [field for call in calls for field in call.fields]
         #: The fields as they were, and a state for each part: calls count in them.
@@ -112,6 +113,17 @@ class RecordedCalls:
         # Its memory is what the calls write.
         self._arena = arena
         self._run = run
+
+    @classmethod
+    def joined(cls, parts: Sequence[RecordedCalls]) -> RecordedCalls:
+        """The calls of all parts, none of which has a chunk, one after the other."""
+        calls: list[RecordedCall] = []
+        ends: list[int] = []
+        for part in parts:
+            assert part._chunk is None
+            ends += [len(calls) + end for end in part._ends]
+            calls += part._source
+        return cls(calls, ends, parts[0]._arena, parts[0]._run)
 
     def replay(self, threads: int, longest: int, chunk: ChunkKV | None = None) -> None:
         """Make all calls, on so many threads where these pay for rows of at most `longest`

@@ -1,0 +1,166 @@
+"""`StepChain`: decode steps of the same rows in one call of native code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncinfer.kernels.native import Arena, EndKernels, RecordedCalls, Recording
+from asyncinfer.runner.chain_pace import MOST_CHAINED, ChainPace
+from asyncinfer.runner.fixed_inputs import FixedInputs
+from asyncinfer.runner.input_batch import StepArrays
+from asyncinfer.runner.pending_step import EagerResults
+from asyncinfer.runner.replayer import Replayer
+from asyncinfer.sampling import Sampled, TokenHistory
+from asyncinfer.scheduler import Step, StepResult
+
+__all__ = ["DeferredSteps", "StepChain", "draws_largest"]
+
+Floats = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+
+class StepChain:
+    """The recorded calls of decode steps, each of which begins with the tokens of the one before.
+
+    Python makes all of these calls at once. So it needs the GIL once for several steps, which other
+    threads may keep for milliseconds each time.
+
+    Args:
+        inputs: those of the recording.
+        step: the recorded calls of one step.
+        drawn: where they leave each row's largest logit and its token, `[rows]` each.
+        most_threads: those that a replay may take.
+    """
+
+    def __init__(
+        self,
+        inputs: FixedInputs,
+        step: RecordedCalls,
+        drawn: tuple[Floats, I64],
+        kernels: EndKernels,
+        most_threads: int,
+    ) -> None:
+        self._inputs = inputs
+        self._step = step
+        self._drawn = drawn
+        self._kernels = kernels
+        self._most_threads = most_threads
+        rows = len(drawn[0])
+        #: What each step but the last one drew.
+        self._kept = [
+            (np.zeros(rows, np.float32), np.zeros(rows, np.int64)) for _ in range(MOST_CHAINED - 1)
+        ]
+        #: By the number of steps less one.
+        self._chains = [step]
+
+    def calls(self, steps: int) -> RecordedCalls:
+        """The calls of so many steps."""
+        while len(self._chains) < steps:
+            between = self._between(len(self._chains))
+            self._chains.append(RecordedCalls.joined([self._chains[-1], between, self._step]))
+        return self._chains[steps - 1]
+
+    def drawn(self, steps: int) -> list[Sampled]:
+        """What each step of a chain has drawn, in memory of its own."""
+        found = [*self._kept[: steps - 1], self._drawn]
+        return [
+            Sampled(torch.from_numpy(tokens.copy()), torch.from_numpy(values.copy()))
+            for values, tokens in found
+        ]
+
+    def _between(self, place: int) -> RecordedCalls:
+        """Calls that keep what a step has drawn, and begin the step at `place`."""
+        recording = Recording(Arena(), self._most_threads)
+        with recording.begun():
+            for kept, drawn in zip(self._kept[place - 1], self._drawn, strict=True):
+                self._kernels.copy(torch.from_numpy(kept), torch.from_numpy(drawn))
+            self._inputs.load(place, self._drawn[1])
+            recording.end_layer()
+        return recording.made()
+
+
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    """A step that is computed later."""
+
+    slots: list[int]
+    starts: list[int]
+    arrays: StepArrays
+    #: Without tensors until it is computed.
+    results: EagerResults
+
+    def precedes(self, step: Step) -> bool:
+        """Whether `step` goes on with the tokens that this one draws, and changes nothing else but
+        that tables grow."""
+        if step.slots != self.slots or step.joins or step.forced or step.leaves:
+            return False
+        copies = any(group.copies or group.rewound for group in step.groups)
+        return not copies and step.starts == [start + 1 for start in self.starts]
+
+
+class DeferredSteps:
+    """The steps of a chain that are not computed yet.
+
+    Args:
+        history: gets the tokens that they draw.
+        replay: makes their calls.
+    """
+
+    def __init__(self, history: TokenHistory, replay: Replayer) -> None:
+        self._history = history
+        self._replay = replay
+        self._pace = ChainPace()
+        self._chain: StepChain | None = None
+        self._steps: list[_Deferred] = []
+
+    @property
+    def count(self) -> int:
+        return len(self._steps)
+
+    def precede(self, step: Step) -> bool:
+        """Whether `step` may be computed with them."""
+        return self.count < MOST_CHAINED and (not self._steps or self._steps[-1].precedes(step))
+
+    def add(self, step: Step, arrays: StepArrays, chain: StepChain) -> Callable[[], StepResult]:
+        """Defer a step that may be computed with the others. Returns what gives its result, and
+        computes it then."""
+        # Now, because results are asked for outside of torch's inference mode.
+        chain.calls(self.count + 1)
+        results = EagerResults(draw_rows=arrays.draw_rows.tolist())
+        self._chain = chain
+        self._steps.append(_Deferred(step.slots, step.starts, arrays, results))
+        # What may be drafted after this step is not known before its tokens are.
+        step.chained = self._pace.steps if step.decodes == len(step.slots) else 1
+
+        def read() -> StepResult:
+            if not results.tensors:
+                self.compute()
+            return results.read()
+
+        return read
+
+    def compute(self) -> None:
+        """Compute them all."""
+        steps, self._steps = self._steps, []
+        if not steps:
+            return
+        assert self._chain is not None
+        calls = self._chain.calls(len(steps))
+        self._replay(calls, int(steps[-1].arrays.seq_lens.max()))
+        self._pace.computed(len(steps), self._replay.seconds, self._replay.away)
+        for step, sampled in zip(steps, self._chain.drawn(len(steps)), strict=True):
+            arrays, results = step.arrays, step.results
+            self._history.write(arrays.draw_slots, arrays.draw_positions, sampled.tokens)
+            results.tensors = results.keep(sampled)
+
+
+def draws_largest(step: Step) -> bool:
+    """Whether the step draws a token after each row and nothing but its options restricts it."""
+    others = step.guided or step.matchers or step.prompt_logprobs or step.poolings
+    plain = not (others or step.drafts or step.predicts)
+    return plain and set(step.samples) == {1}
