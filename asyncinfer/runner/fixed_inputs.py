@@ -110,9 +110,10 @@ class FixedInputs:
         self._order = torch.arange(rows * config.num_heads)
 
     @property
-    def looks_up(self) -> bool:
-        """Whether recorded calls look up tokens' vectors and angles, and torch computes neither."""
-        return self._sources is not None
+    def kernels(self) -> EndKernels | None:
+        """What looks up tokens' vectors and angles in recorded calls; None where torch computes
+        some of them before these."""
+        return None if self._sources is None else self._sources[0]
 
     def send(
         self,
@@ -152,8 +153,8 @@ class FixedInputs:
     def load(self, place: int, drawn: I64) -> None:
         """Record that a later step of the same decode rows begins: its inputs become those that
         recorded calls read, and its tokens are those that the step before has `drawn` `[rows]`."""
-        assert self._sources is not None
-        kernels, rows = self._sources[0], len(drawn)
+        kernels, rows = self.kernels, len(drawn)
+        assert kernels is not None
         now, then = self._numbers[0], self._numbers[place]
         copies: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = [
             (self._tokens[:rows], drawn),

@@ -167,8 +167,7 @@ class ReplayExecutor(EagerExecutor):
         return super().forward(arrays)
 
     def _chain_of(self, step: Step, arrays: StepArrays) -> StepChain | None:
-        """The chain that a step belongs to; None where it draws by more than its rows' largest
-        logits, or its recording is not used."""
+        """The chain that a step belongs to; None where it is to be computed at once."""
         rows, kind = arrays.decode_rows, self._kind_of(arrays)
         if kind not in self._trusted or kind.chunk or self._replay.is_long:
             return None
@@ -176,10 +175,11 @@ class ReplayExecutor(EagerExecutor):
             return None
         if rows not in self._chains:
             self._chains[rows] = None
-            recorded, kernels = self._recorded[kind], end_kernels(self.decoder.dtype)
-            if recorded and recorded.head and recorded.head.largest and self._inputs and kernels:
-                given = self._inputs, recorded.calls, recorded.head.largest, kernels
-                self._chains[rows] = StepChain(*given, self._replay.most_threads)
+            recorded, inputs = self._recorded[kind], self._inputs
+            largest = recorded.head.largest if recorded and recorded.head else None
+            if recorded and largest and inputs and (kernels := inputs.kernels):
+                given = inputs, kernels, recorded.calls, largest, self._replay.most_threads
+                self._chains[rows] = StepChain(*given)
         return self._chains[rows]
 
     def _recorded_step(self, kind: _Kind, recorded: _Recorded, arrays: StepArrays) -> torch.Tensor:

@@ -31,7 +31,7 @@ class StepChain:
     threads may keep for milliseconds each time.
 
     Args:
-        inputs: those of the recording.
+        inputs: those of the recording, whose vectors and angles `kernels` look up.
         step: the recorded calls of one step.
         drawn: where they leave each row's largest logit and its token, `[rows]` each.
         most_threads: those that a replay may take.
@@ -40,9 +40,9 @@ class StepChain:
     def __init__(
         self,
         inputs: FixedInputs,
+        kernels: EndKernels,
         step: RecordedCalls,
         drawn: tuple[Floats, I64],
-        kernels: EndKernels,
         most_threads: int,
     ) -> None:
         self._inputs = inputs

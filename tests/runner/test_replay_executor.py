@@ -491,6 +491,28 @@ def test_steps_in_flight_are_computed_in_one_go(
         )
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"embedding_scale": 8.0},
+        {"rope": RopeConfig(rope_type="dynamic", factor=2.0, original_context=16)},
+    ],
+    ids=str,
+)
+def test_steps_whose_vectors_torch_computes_are_computed_at_once(
+    changes: dict[str, Any], hands: MakeHands, replays: list[int]
+) -> None:
+    found = []
+    for hand in hands(replace(WIDE, **changes)):
+        decode(hand, 8, logprobs=None)
+        before = len(replays)
+        handles = launched(hand, range(8, 11))
+        assert len(replays) == before + (3 if before else 0)
+        found.append([hand.runner.collect(handle).tokens for handle in handles])
+        replays.clear()
+    assert found[0] == found[1]
+
+
 def kept(hand: Any, slot: int, tokens: int) -> torch.Tensor:
     """Keys and values of a slot's first tokens."""
     pages = hand.kv.storage[:, :, hand.tables[slot]].transpose(2, 3)
