@@ -73,6 +73,8 @@ def _cut(batch: AttentionBatch, chunk: int, alone: bool) -> AttentionBatch:
         starts=starts,
         counts=counts,
         sequences=sequences,
+        # A chunk's copy grows with what is computed of it.
+        prompt_lens=None,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from operator import lt
 
 import torch
@@ -168,12 +169,13 @@ class ContiguousKVPool:
             if group in self.groups and group not in kept:
                 of_prompts = index - (len(groups) - len(prompts))
                 prompt = prompts[of_prompts] if of_prompts >= 0 else None
-                for wanted in _capacities(length, prompt):
-                    capacity = -(-wanted // size) * size
-                    memory = self._memory(len(group) * capacity * self._token, groups[index + 1 :])
-                    if memory is not None:
-                        kept[group] = ContiguousKV(capacity, memory)
-                        break
+                token = len(group) * self._token
+                wanted = [-(-each // size) * size for each in _capacities(length, prompt)]
+                memory = self._memory([each * token for each in wanted], groups[index + 1 :])
+                if memory is not None:
+                    # Memory that was kept may be larger than what was asked for.
+                    fitting = next(each for each in wanted if each * token <= len(memory))
+                    kept[group] = ContiguousKV(fitting, memory)
         self.groups = set(groups)
         return [kept.get(group) for group in groups]
 
@@ -185,25 +187,31 @@ class ContiguousKVPool:
         self.groups.add(group)
         return self.of([group], [length], size, prompts=[prompt])[0]
 
-    def _memory(self, elements: int, others: Sequence[tuple[int, ...]]) -> torch.Tensor | None:
-        """Memory of at least `elements` elements; None if the bound does not allow it even without
-        the `others`."""
+    def _memory(
+        self, sizes: Sequence[int], others: Sequence[tuple[int, ...]]
+    ) -> torch.Tensor | None:
+        """Memory of at least as many elements as one of `sizes`, the best first; None if the bound
+        allows none even without the `others`."""
         spare, self._spare = self._spare, None
-        if spare is not None and elements <= len(spare):
+        given = [group for group in others if group in self._copies]
+        held = sum(len(copy.memory) for copy in self._copies.values())
+        most = self._most - held + sum(len(self._copies[group].memory) for group in given)
+        sizes = [each for each in sizes if each <= max(most, 0 if spare is None else len(spare))]
+        if spare is not None and sizes and sizes[0] <= len(spare):
             return spare
         del spare
-        lacking = elements + sum(len(copy.memory) for copy in self._copies.values()) - self._most
-        given = [group for group in others if group in self._copies] if lacking > 0 else []
-        if lacking > sum(len(self._copies[group].memory) for group in given):
-            return None
-        for group in given:
-            del self._copies[group]
-        try:
-            return torch.empty(elements, dtype=self._dtype)
-        except RuntimeError:
+        for elements in sizes:
+            if elements > most:
+                continue
+            if elements > self._most - held:
+                for group in given:
+                    del self._copies[group]
+                held, given = self._most - most, []
+            with suppress(RuntimeError):
+                return torch.empty(elements, dtype=self._dtype)
             # Attention works without copies. The next attempt would fail as well.
             self._most = 0
-            return None
+        return None
 
 
 def _capacities(length: int, prompt: int | None) -> Iterator[int]:

@@ -37,8 +37,8 @@ class ChainPace:
         return max(1, min(MOST_CHAINED, round(_CHAIN / self._each)))
 
     def computed(self, steps: int, seconds: float, away: float) -> None:
-        """So many steps took `seconds`, in `away` of which the decode thread had no core or waited
-        for the GIL."""
+        """So many steps took `seconds`, in `away` of which the decode thread did not compute, see
+        `Replayer`."""
         if seconds > 0.0:
             self._each = seconds / steps
             self._away += _LAST * (min(max(away / seconds, 0.0), 1.0) - self._away)

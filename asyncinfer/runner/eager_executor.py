@@ -32,8 +32,8 @@ _NOTHING = torch.empty(0, dtype=torch.float32)
 
 
 class EagerExecutor:
-    """Computes steps of any kind. For each step call, in this order: `change`, `run`, and later the
-    pending step's `read`.
+    """Computes steps of any kind. For each step call, in this order: `settle`, `change`, `run`, and
+    later the pending step's `read`.
 
     Subclasses may override every public method.
 

@@ -129,9 +129,7 @@ class FixedInputs:
         if arrays.positions.max() >= self._decoder.max_context:
             last = self._decoder.max_context - 1
             raise IndexError(f"position {arrays.positions.max()} is not from 0 to {last}")
-        if place == len(self._numbers):
-            self._numbers.append(self._made_numbers(self._most_rows))
-        numbers = self._numbers[place]
+        numbers = self._numbers_of(place)
         numbers.positions[:count] = arrays.positions
         if tokens is not None:
             self._send_tokens(tokens)
@@ -155,7 +153,7 @@ class FixedInputs:
         recorded calls read, and its tokens are those that the step before has `drawn` `[rows]`."""
         kernels, rows = self.kernels, len(drawn)
         assert kernels is not None
-        now, then = self._numbers[0], self._numbers[place]
+        now, then = self._numbers[0], self._numbers_of(place)
         copies: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = [
             (self._tokens[:rows], drawn),
             (now.positions[:rows], then.positions[:rows]),
@@ -166,6 +164,11 @@ class FixedInputs:
             copies += [(one[:count], other[:count]) for one, other in zip(into, of, strict=True)]
         for one, other in copies:
             kernels.copy(torch.from_numpy(one), torch.from_numpy(other))
+
+    def _numbers_of(self, place: int) -> _Numbers:
+        while place >= len(self._numbers):
+            self._numbers.append(self._made_numbers(self._most_rows))
+        return self._numbers[place]
 
     def _made_numbers(self, tokens: int) -> _Numbers:
         return _Numbers(

@@ -295,6 +295,6 @@ def _history(
 ) -> TokenHistory:
     if accelerator is None:
         # It grows with the longest request, and so takes no more of the host than that.
-        return TokenHistory(spec.max_slots, device)
+        return TokenHistory(spec.max_slots, device, here=True)
     # One slot more is for rows that fill up a batch. Graphs are recorded over it: it never moves.
     return TokenHistory(spec.max_slots + 1, device, capacity=spec.max_context + 1)

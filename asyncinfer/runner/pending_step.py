@@ -50,7 +50,7 @@ class PendingStep:
 
 @dataclass(slots=True)
 class EagerResults:
-    """The results of a step that was not replayed, and what each of them stands for."""
+    """The results of a step that is no graph of a device, and what each of them stands for."""
 
     #: In this order: drawn tokens; peaks; verdicts on plugins; scores of the draws, if any were
     #: asked for; peaks of `chunks`, if there are any; scores of each of `prompts`; states of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from asyncinfer.attention import (
 )
 from asyncinfer.kernels.native import (
     Arena,
-    RecordedCalls,
     Recording,
     end_kernels,
     prepare_recording,
@@ -29,7 +28,7 @@ from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.fixed_inputs import MOST_CHUNK, FixedInputs, PromptChunk, can_record
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.runner.pending_step import PendingStep, StepBuffers
-from asyncinfer.runner.recorded_head import RecordedHead, same_bits
+from asyncinfer.runner.recordings import RecordedHead, RecordedLayers, StepKind, same_bits
 from asyncinfer.runner.replayer import Replayer
 from asyncinfer.runner.step_chain import DeferredSteps, StepChain, draws_largest
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory
@@ -44,26 +43,6 @@ _STEPS: Final = 4
 #: The most rows whose head is recorded. The recordings of all numbers of rows share the memory of
 #: so many rows' logits.
 _HEAD_ROWS: Final = 32
-
-
-class _Kind(NamedTuple):
-    """What steps that share a recording have in common."""
-
-    #: Rows of one query token.
-    rows: int
-    #: Whether a chunk of a prompt comes after them.
-    chunk: bool = False
-
-
-class _Recorded(NamedTuple):
-    calls: RecordedCalls
-    #: The hidden states that the calls leave, with room for those of the longest chunk.
-    hidden: torch.Tensor
-    #: None where the head is not recorded.
-    head: RecordedHead | None
-    #: Tokens of the recorded step, and the most of one that may be replayed.
-    tokens: int
-    most_tokens: float
 
 
 class ReplayExecutor(EagerExecutor):
@@ -97,13 +76,13 @@ class ReplayExecutor(EagerExecutor):
         self._arena = Arena()
         self._inputs: FixedInputs | None = None
         #: None where there cannot be one.
-        self._recorded: dict[_Kind, _Recorded | None] = {}
+        self._recorded: dict[StepKind, RecordedLayers | None] = {}
         #: Kinds whose recording gave the bits of the layers.
-        self._trusted: set[_Kind] = set()
+        self._trusted: set[StepKind] = set()
         #: Kinds of which a step was recorded or could not be -> the most tokens of another attempt.
-        self._limits: dict[_Kind, int] = {}
+        self._limits: dict[StepKind, int] = {}
         #: Steps that could have been recorded.
-        self._steps = Counter[_Kind]()
+        self._steps = Counter[StepKind]()
         #: The hidden states of the last step's decode rows, and what the head made of them.
         self._computed: tuple[torch.Tensor, RecordedHead] | None = None
         self._has_plugin = False
@@ -120,12 +99,18 @@ class ReplayExecutor(EagerExecutor):
             self._deferred.compute()
 
     def defer(self, step: Step, arrays: StepArrays, buffers: StepBuffers) -> PendingStep | None:
-        chain = self._chain_of(step, arrays)
+        chain = self._chain_of(step, arrays) if self._deferred.pace.steps > 1 else None
         if chain is None:
             self._deferred.compute()
             return None
         self._send(arrays, None, self._deferred.count)
         return PendingStep(buffers, self._deferred.add(step, arrays, chain))
+
+    def close(self) -> None:
+        self._deferred.clear()
+        self._recorded.clear()
+        self._chains.clear()
+        self._inputs = None
 
     def drawn(self, hidden: torch.Tensor, tokens: I64) -> torch.Tensor:
         if self._computed is not None:
@@ -179,10 +164,14 @@ class ReplayExecutor(EagerExecutor):
             largest = recorded.head.largest if recorded and recorded.head else None
             if recorded and largest and inputs and (kernels := inputs.kernels):
                 given = inputs, kernels, recorded.calls, largest, self._replay.most_threads
-                self._chains[rows] = StepChain(*given)
+                # As in `_made`.
+                with suppress(Exception):
+                    self._chains[rows] = StepChain(*given)
         return self._chains[rows]
 
-    def _recorded_step(self, kind: _Kind, recorded: _Recorded, arrays: StepArrays) -> torch.Tensor:
+    def _recorded_step(
+        self, kind: StepKind, recorded: RecordedLayers, arrays: StepArrays
+    ) -> torch.Tensor:
         """The hidden states of a step for whose kind there is a recording."""
         tokens, trusted = len(arrays.positions), kind in self._trusted
         # To compare with, a chunk of other tokens than the recorded one shows most.
@@ -195,6 +184,8 @@ class ReplayExecutor(EagerExecutor):
         self._replay(recorded.calls, longest, kv)
         if chunk is not None:
             chunk.copy.added(chunk.start + chunk.tokens)
+        else:
+            self._deferred.pace.computed(1, self._replay.seconds, self._replay.away)
         hidden = recorded.hidden[:tokens]
         if not trusted:
             return self._compared(kind, arrays, hidden, recorded.head, chunk)
@@ -205,7 +196,7 @@ class ReplayExecutor(EagerExecutor):
 
     def _compared(
         self,
-        kind: _Kind,
+        kind: StepKind,
         arrays: StepArrays,
         found: torch.Tensor,
         head: RecordedHead | None,
@@ -227,24 +218,24 @@ class ReplayExecutor(EagerExecutor):
                 chunk.copy.added(chunk.start)
         return hidden
 
-    def _kind_of(self, arrays: StepArrays) -> _Kind | None:
+    def _kind_of(self, arrays: StepArrays) -> StepKind | None:
         """The kind of a step that may be recorded."""
         rows, decodes = len(arrays.seq_lens), arrays.decode_rows
         if not self._can_record or arrays.adapters is not None:
             return None
         if decodes == rows:
-            return _Kind(rows)
+            return StepKind(rows)
         if decodes < rows - 1 or len(self._paged) > 1:
             return None
         # Shorter ones are computed as rows that decode.
         some = FEW_BESIDE_CODE < arrays.counts[-1] <= MOST_CHUNK
-        return _Kind(decodes, chunk=True) if some else None
+        return StepKind(decodes, chunk=True) if some else None
 
     def _chunk_of(self, arrays: StepArrays) -> PromptChunk | None:
         ((number, kv),) = self._paged
         return PromptChunk.of(arrays, number, kv)
 
-    def _made(self, kind: _Kind, arrays: StepArrays) -> _Recorded | None:
+    def _made(self, kind: StepKind, arrays: StepArrays) -> RecordedLayers | None:
         """A recording of the layers; None where there cannot be one."""
         chunk = self._chunk_of(arrays) if kind.chunk else None
         if kind.chunk and chunk is None:
@@ -259,7 +250,7 @@ class ReplayExecutor(EagerExecutor):
                 return self._record(arrays.decode_rows, chunk, with_head=with_head)
         return None
 
-    def _record(self, rows: int, chunk: PromptChunk | None, *, with_head: bool) -> _Recorded:
+    def _record(self, rows: int, chunk: PromptChunk | None, *, with_head: bool) -> RecordedLayers:
         """A recording of the layers for so many decode rows, and of the head. Raises `CannotRecord`
         where there cannot be one."""
         assert self._inputs is not None
@@ -283,13 +274,15 @@ class ReplayExecutor(EagerExecutor):
         hidden = x.as_strided((most, x.shape[1]), x.stride())
         found = None if largest is None else (largest[0].numpy(), largest[1].numpy())
         made = None if logits is None else RecordedHead(logits, found)
-        return _Recorded(calls, hidden, made, len(x), min(most, calls.most_rows))
+        return RecordedLayers(calls, hidden, made, len(x), min(most, calls.most_rows))
 
     def _send(self, arrays: StepArrays, chunk: PromptChunk | None, place: int = 0) -> None:
         """Put the inputs of a step where recorded calls read them. `place`: in its chain."""
         assert self._inputs is not None
-        places = self.history.places(arrays.token_slots, arrays.positions)
-        tokens = None if place else self.history.on_host(places)
+        tokens = None
+        if not place:
+            places = self.history.places(arrays.token_slots, arrays.positions)
+            tokens = self.history.on_host(places)
         self._inputs.send(arrays, tokens, chunk, place)
         for _, kv in self._paged:
             if chunk is not None and arrays.sequences is not None:

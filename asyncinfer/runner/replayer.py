@@ -25,7 +25,8 @@ class Replayer:
         helps: whether threads of the last replay did what one of them left undone when it lost its
             core.
         seconds: what the last replay took.
-        away: those of them in which the caller waited for a core or the GIL.
+        away: those of them in which the caller did not compute: it had no core, or waited for the
+            GIL or for a thread that had none.
     """
 
     def __init__(self, decoder: Decoder) -> None:

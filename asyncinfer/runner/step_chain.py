@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,6 @@ class StepChain:
         most_threads: int,
     ) -> None:
         self._inputs = inputs
-        self._step = step
         self._drawn = drawn
         self._kernels = kernels
         self._most_threads = most_threads
@@ -57,12 +57,12 @@ class StepChain:
         ]
         #: By the number of steps less one.
         self._chains = [step]
+        for place in range(1, MOST_CHAINED):
+            parts = [self._chains[-1], self._between(place), step]
+            self._chains.append(RecordedCalls.joined(parts))
 
     def calls(self, steps: int) -> RecordedCalls:
         """The calls of so many steps."""
-        while len(self._chains) < steps:
-            between = self._between(len(self._chains))
-            self._chains.append(RecordedCalls.joined([self._chains[-1], between, self._step]))
         return self._chains[steps - 1]
 
     def drawn(self, steps: int) -> list[Sampled]:
@@ -95,9 +95,11 @@ class _Deferred:
     results: EagerResults
 
     def precedes(self, step: Step) -> bool:
-        """Whether `step` goes on with the tokens that this one draws, and changes nothing else but
-        that tables grow."""
+        """Whether `step` goes on with the tokens that this one draws, and nothing changes but that
+        tables grow."""
         if step.slots != self.slots or step.joins or step.forced or step.leaves:
+            return False
+        if step.tokens != len(step.slots):
             return False
         copies = any(group.copies or group.rewound for group in step.groups)
         return not copies and step.starts == [start + 1 for start in self.starts]
@@ -112,9 +114,9 @@ class DeferredSteps:
     """
 
     def __init__(self, history: TokenHistory, replay: Replayer) -> None:
-        self._history = history
-        self._replay = replay
-        self._pace = ChainPace()
+        self.pace: Final = ChainPace()
+        self._history: TokenHistory | None = history
+        self._replay: Replayer | None = replay
         self._chain: StepChain | None = None
         self._steps: list[_Deferred] = []
 
@@ -127,15 +129,18 @@ class DeferredSteps:
         return self.count < MOST_CHAINED and (not self._steps or self._steps[-1].precedes(step))
 
     def add(self, step: Step, arrays: StepArrays, chain: StepChain) -> Callable[[], StepResult]:
-        """Defer a step that may be computed with the others. Returns what gives its result, and
-        computes it then."""
-        # Now, because results are asked for outside of torch's inference mode.
-        chain.calls(self.count + 1)
+        """Defer a step that may be computed with the others, which is done once there are as many
+        as `pace` wants. Returns what gives its result, and computes it if that is not so yet."""
+        assert self._history is not None
+        # While only this step would be lost for want of memory.
+        self._history.reserve(int(arrays.draw_positions.max()) + 1)
         results = EagerResults(draw_rows=arrays.draw_rows.tolist())
         self._chain = chain
         self._steps.append(_Deferred(step.slots, step.starts, arrays, results))
-        # What may be drafted after this step is not known before its tokens are.
-        step.chained = self._pace.steps if step.decodes == len(step.slots) else 1
+        if self.count < self.pace.steps:
+            step.chained = self.pace.steps
+        else:
+            self.compute()
 
         def read() -> StepResult:
             if not results.tensors:
@@ -150,13 +155,21 @@ class DeferredSteps:
         if not steps:
             return
         assert self._chain is not None
+        assert self._replay is not None
+        assert self._history is not None
         calls = self._chain.calls(len(steps))
         self._replay(calls, int(steps[-1].arrays.seq_lens.max()))
-        self._pace.computed(len(steps), self._replay.seconds, self._replay.away)
+        self.pace.computed(len(steps), self._replay.seconds, self._replay.away)
         for step, sampled in zip(steps, self._chain.drawn(len(steps)), strict=True):
             arrays, results = step.arrays, step.results
             self._history.write(arrays.draw_slots, arrays.draw_positions, sampled.tokens)
             results.tensors = results.keep(sampled)
+
+    def clear(self) -> None:
+        """Forget all that belongs to the model: the results of steps that nobody will collect may
+        outlive it."""
+        self._history = self._replay = self._chain = None
+        self._steps = []
 
 
 def draws_largest(step: Step) -> bool:

@@ -24,8 +24,17 @@ class TokenHistory:
     graphs may be recorded over `flat` only if the first capacity reaches for every sequence.
     """
 
-    def __init__(self, slots: int, device: torch.device, *, capacity: int = _FIRST) -> None:
+    def __init__(
+        self,
+        slots: int,
+        device: torch.device,
+        *,
+        capacity: int = _FIRST,
+        here: bool = False,
+    ) -> None:
+        """`here`: the tokens are on the host, and nothing has to be waited for."""
         self.device = device
+        self._here = here
         self._tokens = torch.zeros((slots, capacity), dtype=torch.int32, device=device)
         #: `flat` of a history on a CPU, once it was asked for.
         self._host: npt.NDArray[np.int32] | None = None
@@ -85,7 +94,7 @@ class TokenHistory:
         """Put `tokens` int64 `[n]` at each `(slot, position)`; no pair occurs twice."""
         self.reserve(int(positions.max(initial=-1)) + 1)
         places = self.places(slots, positions)
-        if self.device.type == "cpu":
+        if self._here:
             self._on_host()[places] = tokens.numpy()
             return
         (index,) = upload(self.device, places)

@@ -220,6 +220,14 @@ class Scheduler:
         return self.states.slots.sequences[slot]
 
     @property
+    def only_decodes(self) -> bool:
+        """Whether no prompt waits or is computed, and nothing is drafted."""
+        states = self.states
+        return not (
+            states.queue.size or states.prefilling or states.stepwise or states.prefixes.followers
+        )
+
+    @property
     def has_work(self) -> bool:
         """Whether anything is runnable or in flight (paused sequences are not work)."""
         return bool(self.in_flight or self.states)

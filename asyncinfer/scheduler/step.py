@@ -124,8 +124,9 @@ class Step:
     #: What `StepRunner.launch` returned, for `collect`; None unless the step is in flight. The
     #: decode loop writes it.
     handle: object = None
-    #: How many steps the runner would compute in one go, this one among them; 0: it computes this
-    #: one when it is launched. The runner writes it.
+    #: 0 if it was computed, or begun, when it was launched. Else a runner computes it with those
+    #: that follow: the one after which there are so many, or when the first of them is collected.
+    #: The runner writes it.
     chained: int = 0
 
     #: What came out of each row, once the step is committed: new answer tokens, none inside a

@@ -47,8 +47,7 @@ from asyncinfer.plugins import supervision
 from asyncinfer.plugins.registry import Registry
 from asyncinfer.plugins.supervision import Supervisor
 from asyncinfer.protocols import RequestView
-from asyncinfer.runner import model_runner
-from asyncinfer.runner.eager_executor import EagerExecutor
+from asyncinfer.runner import eager_executor, model_runner
 from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.sampling.guarded_sampler import GuardedSampler
 from asyncinfer.scheduler import Sequence, limits
@@ -229,7 +228,11 @@ FINDINGS: Final[dict[str, tuple[Plant, str]]] = {
         "engine/test_loop_bridge.py::test_a_delivery_that_was_broken_off_goes_on",
     ),
     "S12": (
-        instead(EagerExecutor, "_chunk_peaks", lambda peaks: lambda *a: torch.ones_like(peaks(*a))),
+        instead(
+            eager_executor,
+            "chunk_peaks",
+            lambda peaks: lambda *a, **b: torch.ones_like(peaks(*a, **b)),
+        ),
         "runner/test_no_room.py::test_a_chunk_that_is_not_finite_fails_before_it_is_published",
     ),
     "S13": (

@@ -36,6 +36,6 @@ def test_logits_are_near_those_of_float32(
     if not instructions:
         monkeypatch.setattr(onednn, "available", lambda dtype: dtype is torch.float32)
     found = logits(load_model(tmp_path, "cpu", max_context=64, dtype=torch.bfloat16))
-    # Two dtypes may choose different experts for a token.
-    near = (found - right).abs().mean() / right.abs().mean()
+    # Of most tokens: two dtypes may choose different experts for one, and so for some that see it.
+    near = ((found - right).abs().mean(dim=-1) / right.abs().mean(dim=-1)).median()
     assert near < 0.1, f"{near:.3f}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
@@ -32,7 +34,7 @@ from asyncinfer.runner import replayer
 from asyncinfer.runner.chain_pace import ChainPace
 from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.sampling import SamplingState
-from asyncinfer.scheduler import ChosenSampler, ForcedTokens, PageChanges, Step
+from asyncinfer.scheduler import ChosenSampler, ForcedTokens
 
 pytestmark = pytest.mark.skipif(not available(), reason="no native code for this processor")
 
@@ -470,9 +472,14 @@ def launched(hand: Any, steps: range, rows: Sequence[int] = range(ROWS)) -> list
 
 @pytest.mark.parametrize(("count", "made"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (9, 3)])
 def test_steps_in_flight_are_computed_in_one_go(
-    count: int, made: int, hands: MakeHands, replays: list[int]
+    count: int,
+    made: int,
+    monkeypatch: pytest.MonkeyPatch,
+    hands: MakeHands,
+    replays: list[int],
 ) -> None:
     """Up to four. They pass ends of blocks."""
+    monkeypatch.setattr(ChainPace, "steps", 4)
     hand, right = hands(WIDE)
     decode(hand, 8, logprobs=None)
     for first in (8, 8 + count):
@@ -492,8 +499,9 @@ def test_steps_in_flight_are_computed_in_one_go(
 
 
 def test_steps_whose_vectors_torch_computes_are_computed_at_once(
-    hands: MakeHands, replays: list[int]
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
 ) -> None:
+    monkeypatch.setattr(ChainPace, "steps", 4)
     found = []
     for hand in hands(replace(WIDE, embedding_scale=8.0)):
         decode(hand, 8, logprobs=None)
@@ -512,8 +520,11 @@ def kept(hand: Any, slot: int, tokens: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("change", ["fewer", "leave", "join", "forced", "copy", "logprobs"])
-def test_what_changes_ends_a_chain(change: str, hands: MakeHands, replays: list[int]) -> None:
+def test_what_changes_ends_a_chain(
+    change: str, monkeypatch: pytest.MonkeyPatch, hands: MakeHands
+) -> None:
     """Steps in flight are computed before it."""
+    monkeypatch.setattr(ChainPace, "steps", 4)
     found = []
     for hand in hands(WIDE):
         decode(hand, 8, logprobs=None)
@@ -550,27 +561,42 @@ def test_what_changes_ends_a_chain(change: str, hands: MakeHands, replays: list[
 def test_a_step_in_flight_says_how_many_are_computed_in_one_go(
     monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
 ) -> None:
-    monkeypatch.setattr(ChainPace, "steps", 3)
     hand, _ = hands(WIDE)
     decode(hand, 8, logprobs=None)
-    for decodes, chained in ((ROWS, 3), (0, 1)):
+    before, found = len(replays), []
+    for most in (3, 3, 3, 1):
+        monkeypatch.setattr(ChainPace, "steps", most)
         for slot in range(ROWS):
-            hand.row(slot, 3 + 2 * slot + 8, 1)
-        plan, hand.plan = hand.plan, Step(0, groups=[PageChanges()])
-        plan.decodes = decodes
-        assert plan.chained == 0
-        handle = hand.runner.launch(plan)
-        assert plan.chained == chained
-        hand.runner.collect(handle)
-    # One that asks for more than its likeliest token is computed when it is launched.
+            hand.row(slot, 3 + 2 * slot + 8 + len(found), 1)
+        plan = hand.plan
+        hand.launch()
+        found.append((plan.chained, len(replays) - before))
+    # The third one is computed with the two before it, and the last one at once.
+    assert found == [(3, 0), (3, 0), (0, 1), (0, 2)]
+    # So is one that asks for more than its likeliest token.
+    monkeypatch.setattr(ChainPace, "steps", 3)
     hand, _ = hands(WIDE)
     decode(hand, 8)
     for slot in range(ROWS):
         hand.row(slot, 3 + 2 * slot + 8, 1)
     plan, before = hand.plan, len(replays)
-    handle = hand.launch()
+    hand.launch()
     assert (plan.chained, len(replays)) == (0, before + 1)
-    hand.runner.collect(handle)
+
+
+def test_results_of_a_closed_runner_keep_no_model(
+    monkeypatch: pytest.MonkeyPatch, make_hand: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(ChainPace, "steps", 4)
+    made = decoder_of(WIDE)
+    hand, model = make_hand(decoder=made), weakref.ref(made)
+    decode(hand, 8, logprobs=None)
+    handles = launched(hand, range(8, 10))
+    hand.runner.close()
+    del made, hand
+    gc.collect()
+    assert model() is None
+    assert len(handles) == 2
 
 
 def test_what_is_not_in_a_table_is_refused(hands: MakeHands, replays: list[int]) -> None:

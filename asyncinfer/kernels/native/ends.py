@@ -20,19 +20,19 @@ __all__ = ["EndKernels", "end_kernels", "prepare_recording"]
 #: Arguments of each function.
 _ARGUMENTS = dict(zip(NAMES, (4, 5), strict=True))
 _DTYPES = ("torch.float32", "torch.bfloat16")
-#: The place of the first row.
-_FIRST = torch.zeros(1, dtype=torch.int64)
 
 
 class EndKernels(RowKernels):
     """Functions for numbers of one dtype."""
 
-    __slots__ = ("_lanes",)
+    __slots__ = ("_first", "_lanes")
 
     def __init__(self, dtype: torch.dtype, target: Host, region: int) -> None:
         """`region`: the address of `GOMP_parallel`. Raises `RuntimeError` where the code cannot be
         made."""
         self._lanes = target.lanes
+        #: The place of the first row.
+        self._first = torch.zeros(1, dtype=torch.int64)
         name = str(dtype).removeprefix("torch.")
         text = functools.partial(ends_code, name, target.lanes)
         super().__init__(f"ends {name}", text, dtype, target, region, _ARGUMENTS)
@@ -50,7 +50,7 @@ class EndKernels(RowKernels):
 
     def copy(self, y: torch.Tensor, x: torch.Tensor) -> None:
         """Copy `x` to `y`, both `[size]` of one dtype and without gaps."""
-        copied = self.take(y[None], x[None], _FIRST)
+        copied = self.take(y[None], x[None], self._first)
         assert copied
 
     def largest(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -1,16 +1,27 @@
-"""`RecordedHead`: what recorded calls of a model's head leave."""
+"""Recorded calls of a step on a CPU, and what they leave."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncinfer.kernels.native import RecordedCalls
 from asyncinfer.sampling import Sampled
 
-__all__ = ["RecordedHead", "same_bits"]
+__all__ = ["RecordedHead", "RecordedLayers", "StepKind", "same_bits"]
+
+
+class StepKind(NamedTuple):
+    """What steps that share a recording have in common."""
+
+    #: Rows of one query token.
+    rows: int
+    #: Whether a chunk of a prompt comes after them.
+    chunk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,19 @@ class RecordedHead:
         return np.array_equal(values, largest.numpy(), equal_nan=True) and np.array_equal(
             tokens[known], places.numpy()[known]
         )
+
+
+class RecordedLayers(NamedTuple):
+    """The recorded calls of a step."""
+
+    calls: RecordedCalls
+    #: The hidden states that the calls leave, with room for those of the longest chunk.
+    hidden: torch.Tensor
+    #: None where the head is not recorded.
+    head: RecordedHead | None
+    #: Tokens of the recorded step, and the most of one that may be replayed.
+    tokens: int
+    most_tokens: float
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
