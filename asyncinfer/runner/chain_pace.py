@@ -9,7 +9,7 @@ __all__ = ["MOST_CHAINED", "ChainPace"]
 #: The most steps that are computed in one go.
 MOST_CHAINED: Final = 4
 #: Seconds that they should take. The tokens of all come at the end.
-_CHAIN: Final = 0.032
+_CHAIN: Final = 0.05
 #: The share of the time without a core or the GIL from which on there are several. Event loops
 #: take less of it after each step.
 _MUCH: Final = 0.1
