@@ -200,6 +200,7 @@ class ContiguousKVPool:
         if spare is not None and sizes and sizes[0] <= len(spare):
             return spare
         del spare
+        refused = False
         for elements in sizes:
             if elements > most:
                 continue
@@ -209,6 +210,8 @@ class ContiguousKVPool:
                 held, given = self._most - most, []
             with suppress(RuntimeError):
                 return torch.empty(elements, dtype=self._dtype)
+            refused = True
+        if refused:
             # Attention works without copies. The next attempt would fail as well.
             self._most = 0
         return None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -353,6 +354,29 @@ def test_memory_that_is_not_there_is_not_asked_for_again(monkeypatch: pytest.Mon
         assert filled(pool, [(0,)], 10) == [None]
         assert filled(pool, [(0,)], 10) == [None]
     assert asked == 1
+
+
+@pytest.mark.parametrize(("most", "copied"), [(300, True), (200, False)])
+def test_a_smaller_copy_where_there_is_no_memory_for_the_whole_prompt(
+    most: int, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later prompts have copies then, too."""
+    empty, asked = torch.empty, []
+
+    def limited(elements: int, **given: Any) -> torch.Tensor:
+        asked.append(elements // TOKEN)
+        if elements > most * TOKEN:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return empty(elements, **given)
+
+    pool = ContiguousKVPool(1 << 20, TOKEN, torch.float32)
+    monkeypatch.setattr(torch, "empty", limited)
+    first = pool.begun((0,), 10, 1, 1000)
+    assert (first is not None) == copied
+    second = pool.begun((1,), 10, 1, 1000)
+    assert (second is not None) == copied
+    # What failed for every size is not tried again.
+    assert (len(asked) == 2) == (not copied)
 
 
 def test_copies_are_dropped_where_no_memory_was_left_for_another(
