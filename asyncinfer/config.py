@@ -149,7 +149,7 @@ class EngineConfig:
     #: further tokens, which some checkpoints have. A folder or hub id may be that of an EAGLE-3
     #: head for the model, too.
     draft: Any = None
-    #: Steps in flight at once. None: one to four on a CPU, two to eight on a GPU, see `Pace`.
+    #: Steps in flight at once. None: one to eight on a CPU, two to eight on a GPU, see `Pace`.
     overlap: int | None = None
     #: When steps are recorded as CUDA graphs: when a size first occurs, all at open, or never. A
     #: CPU records calls of native code instead, when a size has occurred a few times, or never.

@@ -35,10 +35,12 @@ import anyio
 import hypothesis  # noqa: F401
 import numpy as np
 import pytest
+import torch
 from gpu_summary import check_workers, gpu_summary, machine_lines
 from support import Until
 
 from asyncinfer.engine import preparer
+from asyncinfer.kernels import onednn
 
 BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
@@ -62,6 +64,14 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(preparer, "randbits", random.Random(value).getrandbits)
     print(f"seed={value}")
     return value
+
+
+@pytest.fixture
+def laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in oneDNN's layout, also where torch's own products are as fast."""
+    if not onednn.available(torch.float32):
+        pytest.skip("torch is built without oneDNN")
+    monkeypatch.setattr(onednn, "reorder_is_faster", lambda _: True)
 
 
 @pytest.fixture

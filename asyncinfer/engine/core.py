@@ -236,7 +236,7 @@ class Core:
 
     def _compute(self, now: float, *, fresh: bool) -> None:
         in_flight = self.scheduler.in_flight
-        while self._pace.wants(in_flight, chains=self.scheduler.only_decodes):
+        while self._pace.wants(in_flight, queues=self.scheduler.only_decodes):
             step = self.scheduler.schedule(now)
             if step is None:
                 break

@@ -24,6 +24,7 @@ __all__ = [
     "one_thread",
     "set_thread_count",
     "share",
+    "take_name",
     "thread_name",
 ]
 
@@ -90,6 +91,12 @@ def name_thread() -> None:
     _set_name(f"{NAME}{threading.get_native_id() % 10_000}")
 
 
+def take_name(name: str | None) -> None:
+    """Give the calling thread the name of one that it computes a step for."""
+    if name is not None and name.startswith(NAME):
+        _set_name(name)
+
+
 def thread_name(ident: int | str) -> str | None:
     """The name that the system shows for a thread of this process, if any."""
     return next(iter(read_lines(TASKS / str(ident) / "comm")), None)
@@ -143,8 +150,7 @@ def _team(size: int) -> ThreadPoolExecutor:
 
 def _begin(name: str | None) -> None:
     """Begin a thread that helps another one, whose name it takes."""
-    if name is not None and name.startswith(NAME):
-        _set_name(name)
+    take_name(name)
     set_thread_count(1)
 
 

@@ -104,8 +104,8 @@ class EagerExecutor:
             results = EagerResults()
         else:
             arrays = self.inputs.build(step)
-            if (deferred := self.defer(step, arrays, buffers)) is not None:
-                return deferred
+            if (queued := self.queue(step, arrays, buffers)) is not None:
+                return queued
             hidden = self.forward(arrays)
             self._fill_masks(step)
             results = EagerResults(
@@ -136,12 +136,12 @@ class EagerExecutor:
         return PendingStep(buffers, results.read)
 
     def settle(self, step: Step) -> None:
-        """Compute the steps that were deferred, if `step` cannot be computed with them. Called
-        before the step's changes are applied."""
+        """Wait for the steps that are queued, if `step` cannot be queued behind them. Called before
+        the step's changes are applied."""
 
-    def defer(self, step: Step, arrays: StepArrays, buffers: StepBuffers) -> PendingStep | None:
-        """Leave the step for later, so that it is computed with those that follow it; None where it
-        is to be computed now."""
+    def queue(self, step: Step, arrays: StepArrays, buffers: StepBuffers) -> PendingStep | None:
+        """Have other threads compute the step, behind those that are queued; None where it is to be
+        computed now."""
         return None
 
     def lost(self, step: Step) -> None:

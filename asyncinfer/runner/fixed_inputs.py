@@ -123,7 +123,8 @@ class FixedInputs:
         place: int = 0,
     ) -> None:
         """Put the inputs of a step there: `tokens` `[tokens]`, None if the step before draws them.
-        `place` is 0 for the next step, 1 for the one after it, which `load` begins, and so on."""
+        `place` is 0 for the next step. For one that `load` begins, behind others that are not
+        computed yet, it is one that none of these has."""
         count, rows = len(arrays.positions), arrays.decode_rows
         # Nobody looks any more in recorded calls.
         if arrays.positions.max() >= self._decoder.max_context:
@@ -142,7 +143,7 @@ class FixedInputs:
             # As `GatheredAttention` does: a later step may read a block to its end.
             begun = _begun_blocks(kv.block_size, arrays, mapping)
             if len(begun):
-                kv.clear(torch.from_numpy(begun))
+                _clear(kv, begun)
         if chunk is not None:
             capacity, kv_heads = chunk.copy.capacity, chunk.cache.storage.shape[3]
             places = arrays.positions[rows:, None] + np.arange(0, kv_heads * capacity, capacity)
@@ -245,6 +246,14 @@ def _sources(decoder: Decoder) -> tuple[EndKernels, list[torch.Tensor]] | None:
     tables = [vectors, *(side for each in angles for side in each.unbind())]
     plain = all(type(each) is torch.Tensor and each.is_contiguous() for each in tables)
     return (kernels, tables) if plain and vectors.dtype is decoder.dtype else None
+
+
+def _clear(kv: KVCache, blocks: I64) -> None:
+    """`KVCache.clear` on this thread alone: others may compute a step now."""
+    for tensor in kv.tensors:
+        numbers = tensor.view(torch.uint8).numpy()
+        for block in blocks.tolist():
+            numbers[:, :, block] = 0
 
 
 def _begun_blocks(size: int, arrays: StepArrays, mapping: I64) -> I64:

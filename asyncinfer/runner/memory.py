@@ -154,7 +154,7 @@ def for_drafts(config: EngineConfig, device: torch.device) -> EngineConfig:
 
 def pages_in_flight(config: EngineConfig, overlap: int) -> int:
     """Window pages of the query tokens of `overlap` steps: `Pace` lets no more be in flight than
-    `FULL_STEPS` full ones have."""
+    `FULL_STEPS` full ones have, but for the decode steps that a CPU queues."""
     return -(-min(overlap, FULL_STEPS) * config.max_step_tokens // config.block_size)
 
 

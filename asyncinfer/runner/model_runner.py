@@ -23,6 +23,7 @@ from asyncinfer.runner.pages_ahead import PagesAhead
 from asyncinfer.runner.pending_step import BufferPool, PendingStep, StepBuffers
 from asyncinfer.runner.replay_executor import ReplayExecutor
 from asyncinfer.runner.step_threads import StepThreads
+from asyncinfer.runner.weak_call import weak_call
 from asyncinfer.runtime import cancellation_check
 from asyncinfer.sampling import SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec, Step, StepResult
@@ -36,9 +37,8 @@ class ModelRunner:
     """Applies what a step changes and has its executor compute the rows; see `StepRunner` for the
     order of calls.
 
-    Drawn tokens stay on the device, in the history that the next step reads its inputs from, so
-    that a step can be launched before the one that draws its tokens is collected. `launch` does
-    not wait for the device.
+    Drawn tokens stay on the device, in the history that the next step reads its inputs from. So
+    one can be launched before the last is collected. `launch` does not wait for the device.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ModelRunner:
         self._threads = threads
         if accelerator is None:
             self._check_cancelled = cancellation_check()
-            decoder.between_layers = self._between_layers
+            decoder.between_layers = weak_call(self._between_layers)
         self._ahead = PagesAhead(() if accelerator else zip(self._groups, kv, strict=True))
         self._buffers = BufferPool(accelerator)
         self.history = _history(spec, decoder.device, accelerator)

@@ -30,7 +30,7 @@ from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.runner.pending_step import PendingStep, StepBuffers
 from asyncinfer.runner.recordings import RecordedHead, RecordedLayers, StepKind, same_bits
 from asyncinfer.runner.replayer import Replayer
-from asyncinfer.runner.step_chain import DeferredSteps, StepChain, draws_largest
+from asyncinfer.runner.step_queue import QueuedCalls, StepQueue, draws_largest
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec, Step
 
@@ -54,7 +54,7 @@ class ReplayExecutor(EagerExecutor):
     Each kind of steps has a recording of its own. The next step of the kind, of those with a chunk
     the next one of another number of tokens, is computed by both it and the layers. It is used from
     then on if they gave the same bits; otherwise the layers are called in every step, as they are
-    for all other steps. Steps that draw their rows' largest logits are deferred, see `StepChain`.
+    for all other steps. Steps that draw their rows' largest logits may be queued, see `StepQueue`.
     """
 
     def __init__(
@@ -87,29 +87,29 @@ class ReplayExecutor(EagerExecutor):
         self._computed: tuple[torch.Tensor, RecordedHead] | None = None
         self._has_plugin = False
         #: By their rows; None where there cannot be one.
-        self._chains: dict[int, StepChain | None] = {}
-        self._deferred = DeferredSteps(history, self._replay)
+        self._queued: dict[int, QueuedCalls | None] = {}
+        self._queue = StepQueue(history, self._replay)
 
     @property
     def helps(self) -> bool:
         return self._replay.helps
 
     def settle(self, step: Step) -> None:
-        if not self._deferred.precede(step):
-            self._deferred.compute()
+        if not self._queue.precede(step):
+            self._queue.finish()
 
-    def defer(self, step: Step, arrays: StepArrays, buffers: StepBuffers) -> PendingStep | None:
-        chain = self._chain_of(step, arrays) if self._deferred.pace.steps > 1 else None
-        if chain is None:
-            self._deferred.compute()
+    def queue(self, step: Step, arrays: StepArrays, buffers: StepBuffers) -> PendingStep | None:
+        calls = self._calls_of(step, arrays) if self._queue.pace.steps > 1 else None
+        if calls is None:
+            self._queue.finish()
             return None
-        self._send(arrays, None, self._deferred.count)
-        return PendingStep(buffers, self._deferred.add(step, arrays, chain))
+        self._send(arrays, None, self._queue.place)
+        return PendingStep(buffers, self._queue.add(step, arrays, calls))
 
     def close(self) -> None:
-        self._deferred.clear()
+        self._queue.close()
         self._recorded.clear()
-        self._chains.clear()
+        self._queued.clear()
         self._inputs = None
 
     def drawn(self, hidden: torch.Tensor, tokens: I64) -> torch.Tensor:
@@ -151,23 +151,24 @@ class ReplayExecutor(EagerExecutor):
                 self._limits[kind] = tokens // 2 if kind.chunk and made is None else 0
         return super().forward(arrays)
 
-    def _chain_of(self, step: Step, arrays: StepArrays) -> StepChain | None:
-        """The chain that a step belongs to; None where it is to be computed at once."""
+    def _calls_of(self, step: Step, arrays: StepArrays) -> QueuedCalls | None:
+        """The calls of a step that may be queued; None where it is to be computed at once."""
         rows, kind = arrays.decode_rows, self._kind_of(arrays)
         if kind not in self._trusted or kind.chunk or self._replay.is_long:
             return None
         if not draws_largest(step) or self.sampling.uses(arrays.draw_slots):
             return None
-        if rows not in self._chains:
-            self._chains[rows] = None
+        if rows not in self._queued:
+            self._queued[rows] = None
             recorded, inputs = self._recorded[kind], self._inputs
-            largest = recorded.head.largest if recorded and recorded.head else None
-            if recorded and largest and inputs and (kernels := inputs.kernels):
+            assert recorded is not None
+            largest = recorded.head.largest if recorded.head else None
+            if largest and inputs and (kernels := inputs.kernels) and self._replay.can_queue:
                 given = inputs, kernels, recorded.calls, largest, self._replay.most_threads
                 # As in `_made`.
                 with suppress(Exception):
-                    self._chains[rows] = StepChain(*given)
-        return self._chains[rows]
+                    self._queued[rows] = QueuedCalls(*given)
+        return self._queued[rows]
 
     def _recorded_step(
         self, kind: StepKind, recorded: RecordedLayers, arrays: StepArrays
@@ -185,7 +186,7 @@ class ReplayExecutor(EagerExecutor):
         if chunk is not None:
             chunk.copy.added(chunk.start + chunk.tokens)
         else:
-            self._deferred.pace.computed(1, self._replay.seconds, self._replay.away)
+            self._queue.pace.computed(self._replay.seconds, self._replay.away)
         hidden = recorded.hidden[:tokens]
         if not trusted:
             return self._compared(kind, arrays, hidden, recorded.head, chunk)
@@ -277,7 +278,7 @@ class ReplayExecutor(EagerExecutor):
         return RecordedLayers(calls, hidden, made, len(x), min(most, calls.most_rows))
 
     def _send(self, arrays: StepArrays, chunk: PromptChunk | None, place: int = 0) -> None:
-        """Put the inputs of a step where recorded calls read them. `place`: in its chain."""
+        """Put the inputs of a step where recorded calls read them. `place`: see `FixedInputs`."""
         assert self._inputs is not None
         tokens = None
         if not place:

@@ -40,14 +40,15 @@ class Pace:
 
     Args:
         fixed: steps in flight that were asked for; None leaves them to the pace.
-        most: steps in flight that serve the runner; 1 where it computes within `launch`.
+        most: steps in flight that serve the runner; 1 where it computes within `launch` all but
+            those that it queues.
         max_step_tokens: query tokens that a step may have.
     """
 
     def __init__(self, fixed: int | None, most: int, max_step_tokens: int) -> None:
         self._least = min(2, most) if fixed is None else fixed
         self._most = most if fixed is None else fixed
-        self._chains = fixed is None
+        self._queues = fixed is None
         self._most_tokens = (FULL_STEPS - 1) * max_step_tokens
         self._before: float | None = None
         self._seconds = 0.0
@@ -55,14 +56,15 @@ class Pace:
         self._away, self._recalled_until = 0.0, -inf
         #: Seconds of work on the device while the decode thread is kept away; until when.
         self._cover, self._covered_until = AHEAD, -inf
-        #: The most steps in flight, unless a runner computes several in one go.
+        #: The most steps in flight, unless a runner has queued them.
         self.ahead = self._least
 
-    def wants(self, in_flight: Sequence[Step], *, chains: bool = True) -> bool:
+    def wants(self, in_flight: Sequence[Step], *, queues: bool = True) -> bool:
         """Whether another step should be launched while these are in flight. Pages of windows are
-        set aside for `FULL_STEPS` steps of the most tokens. `chains`: the next step may be computed
-        in one go with those that the runner has left for that, see `Step.chained`."""
-        if chains and self._chains and in_flight and len(in_flight) < in_flight[-1].chained:
+        set aside for `FULL_STEPS` steps of the most tokens. `queues`: the next step may follow
+        those that the runner has queued, see `Step.queued`. These have few tokens: a row for which
+        there is no page of a window waits for them."""
+        if queues and self._queues and in_flight and len(in_flight) < in_flight[-1].queued:
             return True
         if len(in_flight) >= self.ahead:
             return False

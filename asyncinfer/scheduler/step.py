@@ -75,7 +75,7 @@ class PageChanges:
 
 @dataclass(slots=True)
 class Step:
-    """The scheduler writes all of it but `handle` and `chained`. A runner applies, in this order:
+    """The scheduler writes all of it but `handle` and `queued`. A runner applies, in this order:
     `leaves`; `joins` and `forced`, which never share a slot; then for each group it grows the
     tables, rewinds the states and copies the pages. Then it computes the rows."""
 
@@ -124,10 +124,9 @@ class Step:
     #: What `StepRunner.launch` returned, for `collect`; None unless the step is in flight. The
     #: decode loop writes it.
     handle: object = None
-    #: 0 if it was computed, or begun, when it was launched. Else a runner computes it with those
-    #: that follow: the one after which there are so many, or when the first of them is collected.
-    #: The runner writes it.
-    chained: int = 0
+    #: How many steps the runner wants in flight now, where it computes this one while the decode
+    #: thread goes on, though it computes others within `launch`; else 0. The runner writes it.
+    queued: int = 0
 
     #: What came out of each row, once the step is committed: new answer tokens, none inside a
     #: prompt. None where nothing was committed, since the row failed or its sequence had ended.

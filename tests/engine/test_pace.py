@@ -148,14 +148,14 @@ def test_what_is_slow_all_the_time_is_not_waited_for(late: bool) -> None:
     assert pace.ahead == 2
 
 
-def test_a_runner_that_computes_several_steps_in_one_go_gets_them() -> None:
+def test_a_runner_that_queues_steps_gets_them() -> None:
     pace = Pace(None, 1, TOKENS)
     steps = flights(8, 8, 8, 8)
     assert pace.wants([])
     assert not pace.wants(steps[:1])
     for step in steps:
-        step.chained = 3
+        step.queued = 3
     assert [pace.wants(steps[:count]) for count in range(5)] == [True, True, True, False, False]
     # One that is computed when it is launched is collected at once.
-    steps[1].chained = 0
+    steps[1].queued = 0
     assert not pace.wants(steps[:2])

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,12 +32,16 @@ from asyncinfer.models import Decoder, ModelConfig, tensor_table
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.runner import replay_executor as module
 from asyncinfer.runner import replayer
-from asyncinfer.runner.chain_pace import ChainPace
+from asyncinfer.runner.queue_pace import MOST_QUEUED, QueuePace
+from asyncinfer.runner.replayer import Replayer
 from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.sampling import SamplingState
 from asyncinfer.scheduler import ChosenSampler, ForcedTokens
 
-pytestmark = pytest.mark.skipif(not available(), reason="no native code for this processor")
+pytestmark = [
+    pytest.mark.skipif(not available(), reason="no native code for this processor"),
+    pytest.mark.usefixtures("laid_out"),
+]
 
 #: Wide enough for native code on every processor that has some.
 WIDE = ModelConfig(
@@ -55,26 +60,23 @@ ROWS = 5
 MakeHands = Callable[..., tuple[Any, Any]]
 
 
-@pytest.fixture(autouse=True)
-def laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights in oneDNN's layout, also where torch's own products are as fast."""
-    if not onednn.available(torch.float32):
-        pytest.skip("torch is built without oneDNN")
-    monkeypatch.setattr(onednn, "reorder_is_faster", lambda _: True)
-
-
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The longest row of each replay, all of which are made at once."""
+    """The longest row of each replay, also of those that are queued."""
     monkeypatch.setattr(replayer, "_LONG", inf)
     seen: list[int] = []
-    replay = RecordedCalls.replay
+    replay, begin = RecordedCalls.replay, Replayer.begin
 
     def counted(self: RecordedCalls, threads: int, longest: int, chunk: ChunkKV | None) -> None:
         seen.append(longest)
         replay(self, threads, longest, chunk)
 
+    def begun(self: Replayer, calls: RecordedCalls, longest: int, needed: object) -> None:
+        seen.append(longest)
+        begin(self, calls, longest, needed)
+
     monkeypatch.setattr(RecordedCalls, "replay", counted)
+    monkeypatch.setattr(Replayer, "begin", begun)
     return seen
 
 
@@ -470,23 +472,20 @@ def launched(hand: Any, steps: range, rows: Sequence[int] = range(ROWS)) -> list
     return handles
 
 
-@pytest.mark.parametrize(("count", "made"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (9, 3)])
-def test_steps_in_flight_are_computed_in_one_go(
-    count: int,
-    made: int,
-    monkeypatch: pytest.MonkeyPatch,
-    hands: MakeHands,
-    replays: list[int],
+@pytest.mark.parametrize("count", [1, 2, MOST_QUEUED, MOST_QUEUED + 1, 2 * MOST_QUEUED + 1])
+def test_steps_in_flight_are_computed_by_threads_of_a_queue(
+    count: int, monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
 ) -> None:
-    """Up to four. They pass ends of blocks."""
-    monkeypatch.setattr(ChainPace, "steps", 4)
+    """Also more of them than it takes, for which the first ones are waited for. They pass ends of
+    blocks."""
+    monkeypatch.setattr(QueuePace, "steps", MOST_QUEUED)
     hand, right = hands(WIDE)
     decode(hand, 8, logprobs=None)
     for first in (8, 8 + count):
         before = len(replays)
         handles = launched(hand, range(first, first + count))
+        assert len(replays) == before + count
         found = [hand.runner.collect(handle).tokens for handle in handles]
-        assert len(replays) == before + made
         expected = decode(right, first + count, logprobs=None)[first + 1 :]
         assert found == [tokens for tokens, _ in expected]
         for slot in range(ROWS):
@@ -498,10 +497,45 @@ def test_steps_in_flight_are_computed_in_one_go(
         )
 
 
+def test_a_place_is_used_again_when_its_step_is_collected(
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands
+) -> None:
+    """As the decode loop does: one is launched for each that is collected."""
+    monkeypatch.setattr(QueuePace, "steps", 3)
+    hand, right = hands(WIDE)
+    decode(hand, 8, logprobs=None)
+    handles, found = launched(hand, range(8, 11)), []
+    for step in range(11, 11 + 3 * MOST_QUEUED):
+        found.append(hand.runner.collect(handles.pop(0)).tokens)
+        handles += launched(hand, range(step, step + 1))
+    found += [hand.runner.collect(handle).tokens for handle in handles]
+    expected = decode(right, 8 + len(found), logprobs=None)[9:]
+    assert found == [tokens for tokens, _ in expected]
+
+
+def test_without_threads_steps_are_computed_at_once(
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
+) -> None:
+    monkeypatch.setattr(QueuePace, "steps", 4)
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(replayer, "CallQueue", refused)
+    hand, right = hands(WIDE)
+    found = decode(hand, 12, logprobs=None)
+    assert replays
+    handles = launched(hand, range(12, 14))
+    found += [(hand.runner.collect(handle).tokens, {}) for handle in handles]
+    assert [tokens for tokens, _ in found] == [
+        tokens for tokens, _ in decode(right, 14, logprobs=None)
+    ]
+
+
 def test_steps_whose_vectors_torch_computes_are_computed_at_once(
     monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
 ) -> None:
-    monkeypatch.setattr(ChainPace, "steps", 4)
+    monkeypatch.setattr(QueuePace, "steps", 4)
     found = []
     for hand in hands(replace(WIDE, embedding_scale=8.0)):
         decode(hand, 8, logprobs=None)
@@ -520,11 +554,10 @@ def kept(hand: Any, slot: int, tokens: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("change", ["fewer", "leave", "join", "forced", "copy", "logprobs"])
-def test_what_changes_ends_a_chain(
+def test_what_changes_waits_for_the_steps_in_flight(
     change: str, monkeypatch: pytest.MonkeyPatch, hands: MakeHands
 ) -> None:
-    """Steps in flight are computed before it."""
-    monkeypatch.setattr(ChainPace, "steps", 4)
+    monkeypatch.setattr(QueuePace, "steps", 4)
     found = []
     for hand in hands(WIDE):
         decode(hand, 8, logprobs=None)
@@ -558,36 +591,63 @@ def test_what_changes_ends_a_chain(
     assert found[0] == found[1]
 
 
-def test_a_step_in_flight_says_how_many_are_computed_in_one_go(
-    monkeypatch: pytest.MonkeyPatch, hands: MakeHands, replays: list[int]
+def test_a_queued_step_says_how_many_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, hands: MakeHands
 ) -> None:
     hand, _ = hands(WIDE)
     decode(hand, 8, logprobs=None)
-    before, found = len(replays), []
-    for most in (3, 3, 3, 1):
-        monkeypatch.setattr(ChainPace, "steps", most)
+    found = []
+    for most in (3, 4, 1):
+        monkeypatch.setattr(QueuePace, "steps", most)
         for slot in range(ROWS):
             hand.row(slot, 3 + 2 * slot + 8 + len(found), 1)
         plan = hand.plan
         hand.launch()
-        found.append((plan.chained, len(replays) - before))
-    # The third one is computed with the two before it, and the last one at once.
-    assert found == [(3, 0), (3, 0), (0, 1), (0, 2)]
+        found.append(plan.queued)
+    # The last one is computed at once.
+    assert found == [3, 4, 0]
     # So is one that asks for more than its likeliest token.
-    monkeypatch.setattr(ChainPace, "steps", 3)
+    monkeypatch.setattr(QueuePace, "steps", 3)
     hand, _ = hands(WIDE)
     decode(hand, 8)
     for slot in range(ROWS):
         hand.row(slot, 3 + 2 * slot + 8, 1)
-    plan, before = hand.plan, len(replays)
+    plan = hand.plan
     hand.launch()
-    assert (plan.chained, len(replays)) == (0, before + 1)
+    assert plan.queued == 0
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_threads_end_with_the_runner(
+    closes: bool, monkeypatch: pytest.MonkeyPatch, make_hand: Callable[..., Any]
+) -> None:
+    """Also of one that is forgotten with steps in flight."""
+    monkeypatch.setattr(QueuePace, "steps", 4)
+    gc.collect()
+    before = threading.active_count()
+    hand = make_hand(decoder=decoder_of(WIDE))
+    decode(hand, 8, logprobs=None)
+    threads = [each for each in threading.enumerate() if each.name.endswith("(_serve)")]
+    assert threading.active_count() == before + 1
+    assert threads
+    launched(hand, range(8, 12))
+    model = weakref.ref(hand.runner.decoder)
+    if closes:
+        hand.runner.close()
+        assert threading.active_count() == before
+    del hand
+    gc.collect()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert threading.active_count() == before
+    gc.collect()
+    assert model() is None
 
 
 def test_results_of_a_closed_runner_keep_no_model(
     monkeypatch: pytest.MonkeyPatch, make_hand: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(ChainPace, "steps", 4)
+    monkeypatch.setattr(QueuePace, "steps", 4)
     made = decoder_of(WIDE)
     hand, model = make_hand(decoder=made), weakref.ref(made)
     decode(hand, 8, logprobs=None)
@@ -717,8 +777,8 @@ def test_the_first_answer_imports_no_compiler() -> None:
     from asyncinfer import SyncEngine
     from asyncinfer.kernels.native import RecordedCalls
 
-    replay, replayed = RecordedCalls.replay, []
-    RecordedCalls.replay = lambda *given: replayed.append(replay(*given))
+    replay, replayed = RecordedCalls.task, []
+    RecordedCalls.task = lambda *given: replayed.append(given) or replay(*given)
     with SyncEngine() as engine:
         engine.generate("import ", max_tokens=8, ignore_eos=True)
     print(len(replayed) > 1, "torch._dynamo" in sys.modules)

@@ -6,6 +6,7 @@ alone, which write to tensors of `calls.empty`."""
 from asyncinfer.kernels.native.arena import Arena
 from asyncinfer.kernels.native.between import add_, between_kernels, head_norm, kv_write
 from asyncinfer.kernels.native.blocked import BLOCK_OUTPUTS, BlockedWeight
+from asyncinfer.kernels.native.call_queue import CallQueue
 from asyncinfer.kernels.native.calls import Recording, empty
 from asyncinfer.kernels.native.decode import decode_kernel
 from asyncinfer.kernels.native.ends import EndKernels, end_kernels, prepare_recording
@@ -24,6 +25,7 @@ __all__ = [
     "NEEDED",
     "Arena",
     "BlockedWeight",
+    "CallQueue",
     "ChunkKV",
     "EndKernels",
     "LayingKernels",

@@ -26,7 +26,8 @@ from asyncinfer.kernels.native.recorded_calls import (
     ChunkKV,
     RecordedCall,
     RecordedCalls,
-    team_function,
+    TeamFunctions,
+    team_functions,
 )
 from asyncinfer.kernels.native.tasks import share_of
 from asyncinfer.kernels.native.threads import parallel_region
@@ -217,17 +218,17 @@ class Recording:
 
     def made(self) -> RecordedCalls:
         """What was recorded. Raises `CannotRecord` where this processor has no native code."""
-        run = team()
+        run = team().run
         return RecordedCalls(self._calls, self._ends, self._arena, run, self._chunk)
 
 
-def team() -> Any:
-    """`team_function` of this machine, compiled by the first caller. Raises `CannotRecord` where
+def team() -> TeamFunctions:
+    """`team_functions` of this machine, compiled by the first caller. Raises `CannotRecord` where
     there is no native code."""
     target, region = host(), parallel_region()
     if target is None or region is None:
         raise CannotRecord("no native code")
-    return team_function(target, region)
+    return team_functions(target, region)
 
 
 @functools.cache

@@ -7,13 +7,13 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from asyncinfer.kernels.dispatch import CannotRecord
-from asyncinfer.kernels.native.arena import Arena, aligned
+from asyncinfer.kernels.native.arena import aligned
 from asyncinfer.kernels.native.host import Host, compiled
 from asyncinfer.kernels.native.team_code import (
     ALONE,
@@ -21,10 +21,11 @@ from asyncinfer.kernels.native.team_code import (
     FREE,
     IN_PARTS,
     SHARED,
+    SYMBOLS,
     team_code,
 )
 
-__all__ = ["ChunkKV", "RecordedCall", "RecordedCalls", "team_function"]
+__all__ = ["ChunkKV", "RecordedCall", "RecordedCalls", "TeamFunctions", "team_functions"]
 
 I64 = npt.NDArray[np.int64]
 _KIND: Final = CALL_FIELDS.index("kind")
@@ -72,7 +73,7 @@ class RecordedCalls:
     """
 
     __slots__ = (
-        *("_above", "_arena", "_calls", "_chunk", "_ends", "_given", "_kinds", "_run", "_source"),
+        *("_above", "_memory", "_calls", "_chunk", "_ends", "_given", "_kinds", "_run", "_source"),
         *("_tasks", "_work", "in_parts", "most_rows"),
     )
 
@@ -80,11 +81,11 @@ class RecordedCalls:
         self,
         calls: Sequence[RecordedCall],
         ends: Sequence[int],
-        arena: Arena,
+        memory: object,
         run: Any,
         chunk: ChunkKV | None = None,
     ) -> None:
-        """`run`: the function of `team_code`."""
+        """`memory`: what the calls write; `run`: the function of `team_code`."""
         self._source = calls
         starts = np.cumsum([0, *(len(call.fields) for call in calls)])
         fields = [field for call in calls for field in call.fields]
@@ -110,8 +111,7 @@ class RecordedCalls:
         decodes = None if chunk is None else chunk.rows
         counted = (c for c in calls if c.rows is None or c.fields[c.rows] != decodes)
         self.most_rows = min((call.most_rows for call in counted), default=inf)
-        # Its memory is what the calls write.
-        self._arena = arena
+        self._memory = memory
         self._run = run
 
     @classmethod
@@ -123,13 +123,19 @@ class RecordedCalls:
             assert part._chunk is None
             ends += [len(calls) + end for end in part._ends]
             calls += part._source
-        return cls(calls, ends, parts[0]._arena, parts[0]._run)
+        return cls(calls, ends, [part._memory for part in parts], parts[0]._run)
 
     def replay(self, threads: int, longest: int, chunk: ChunkKV | None = None) -> None:
         """Make all calls, on so many threads where these pay for rows of at most `longest`
         tokens. `chunk`: that of the step, after as many rows as the recording's."""
         self._begin(threads, longest, chunk)
-        self._make(0, len(self._calls), threads)
+        self._run(self._task(0, len(self._calls), threads).ctypes.data)
+
+    def task(self, threads: int, longest: int) -> I64:
+        """What `run` takes to make all calls, as `replay` does. It is for one run, which ends
+        before this is called again."""
+        self._begin(threads, longest, None)
+        return self._task(0, len(self._calls), threads)
 
     def replay_layers(
         self, threads: int, longest: int, chunk: ChunkKV | None = None
@@ -138,7 +144,7 @@ class RecordedCalls:
         self._begin(threads, longest, chunk)
         start = 0
         for end in self._ends:
-            self._make(start, end, threads)
+            self._run(self._task(start, end, threads).ctypes.data)
             start = end
             yield
 
@@ -149,12 +155,11 @@ class RecordedCalls:
         if self._chunk is not None and chunk is not None:
             self._chunk.write(self._work, chunk)
 
-    def _make(self, start: int, end: int, threads: int) -> None:
-        """Make the calls from `start` to `end`. Threads that have nothing to do are not woken."""
+    def _task(self, start: int, end: int, threads: int) -> I64:
+        """The calls from `start` to `end`. Threads that have nothing to do are not woken."""
         if not self._calls[start:end, _KIND].any():
             threads = 1
-        task = np.array([self._calls[start:].ctypes.data, end - start, threads], np.int64)
-        self._run(task.ctypes.data)
+        return np.array([self._calls[start:].ctypes.data, end - start, threads], np.int64)
 
 
 class _ChunkFields:
@@ -206,9 +211,19 @@ class _ChunkFields:
         work[self._inside] = chunk.address + self._heads * chunk.head_bytes
 
 
+class TeamFunctions(NamedTuple):
+    """The functions of `team_code`, whose one argument is an address."""
+
+    run: Any
+    serve: Any
+
+
 @functools.cache
-def team_function(target: Host, region: int) -> Any:
-    """`run(task)` of `team_code`. `region`: the address of `GOMP_parallel`."""
+def team_functions(target: Host, region: int) -> TeamFunctions:
+    """`region`: the address of `GOMP_parallel`. Raises `RuntimeError` where they cannot be made."""
     symbols = {"GOMP_parallel": region}
-    (address,) = compiled("team", team_code, target, ("run",), symbols)
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+    library = ctypes.CDLL(None)
+    for name in SYMBOLS:
+        symbols[name] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+    found = compiled("team", team_code, target, ("run", "serve"), symbols)
+    return TeamFunctions(*map(ctypes.CFUNCTYPE(None, ctypes.c_void_p), found))

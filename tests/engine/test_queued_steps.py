@@ -1,5 +1,5 @@
-"""Several decode steps in one go: an engine on a CPU answers as one does that computes each when it
-is launched, whoever comes and goes meanwhile."""
+"""Decode steps in a queue: an engine on a CPU answers as one does that computes each when it is
+launched, whoever comes and goes meanwhile."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.source import Loaded
-from asyncinfer.kernels import onednn
 from asyncinfer.kernels.native import available
 from asyncinfer.models import ModelConfig
-from asyncinfer.runner.chain_pace import ChainPace
+from asyncinfer.runner.queue_pace import MOST_QUEUED, QueuePace
+from asyncinfer.runner.step_queue import StepQueue
 from asyncinfer.scheduler import Scheduler, Step
 from asyncinfer.testing import InlineEngine, RandomModel
 
-pytestmark = pytest.mark.skipif(not available(), reason="no native code for this processor")
+pytestmark = [
+    pytest.mark.skipif(not available(), reason="no native code for this processor"),
+    pytest.mark.usefixtures("laid_out"),
+]
 
 #: Wide enough for native code on every processor that has some.
 MODEL = ModelConfig(
@@ -54,14 +56,6 @@ class Ending(RandomModel):
         return loaded
 
 
-@pytest.fixture(autouse=True)
-def laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights in oneDNN's layout, also where torch's own products are as fast."""
-    if not onednn.available(torch.float32):
-        pytest.skip("torch is built without oneDNN")
-    monkeypatch.setattr(onednn, "reorder_is_faster", lambda _: True)
-
-
 @pytest.fixture
 def _prompts_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps with prompts are launched when the ones before them are committed: these would be told
@@ -78,16 +72,16 @@ def _prompts_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def chains(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """How many steps were computed in one go, and how often."""
+def in_flight(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How many steps were in the queue behind each one that came, and how often."""
     found = Counter[int]()
-    computed = ChainPace.computed
+    add = StepQueue.add
 
-    def counted(self: ChainPace, steps: int, seconds: float, away: float) -> None:
-        found[steps] += 1
-        computed(self, steps, seconds, away)
+    def counted(self: StepQueue, *given: Any) -> Any:
+        found[self.count] += 1
+        return add(self, *given)
 
-    monkeypatch.setattr(ChainPace, "computed", counted)
+    monkeypatch.setattr(StepQueue, "add", counted)
     return found
 
 
@@ -134,15 +128,18 @@ AT_ONCE = ("logprobs", "grammar")
 
 @pytest.mark.usefixtures("_prompts_come_alone")
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_answers(case: str, chains: Counter[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_answers(
+    case: str, in_flight: Counter[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     options, config = CASES[case]
     # Who comes when depends on the steps that were committed, and rows that are computed together
     # have the same bits as any others in native code.
     expected = [sorted(answers(options, {**config, "cuda_graphs": "off"}))]
-    assert not chains
-    for steps in (1, 4):
-        monkeypatch.setattr(ChainPace, "steps", steps)
+    assert not in_flight
+    for steps in (1, 2, 4, MOST_QUEUED):
+        monkeypatch.setattr(QueuePace, "steps", steps)
         expected.append(sorted(answers(options, config)))
-        several = sum(count for made, count in chains.items() if made > 1)
-        assert (several > 0) == (steps > 1 and case not in AT_ONCE)
-    assert expected[0] == expected[1] == expected[2]
+        # The first one of a sequence has none before it.
+        assert (max(in_flight, default=0) > 0) == (steps > 1 and case not in AT_ONCE)
+        assert max(in_flight, default=0) < steps
+    assert all(found == expected[0] for found in expected)
